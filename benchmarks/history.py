@@ -12,8 +12,8 @@ from django.db import connection
 from jobs.contrib.statistics import counting
 from jobs.contrib.statistics.counting import HOUR, MINUTE, QUARTER
 from jobs.contrib.statistics.models import Tally
-from jobs.database import databases, identity
 from jobs.models import Job, Node
+from jobs.store import databases, identity
 
 SPAN = datetime.timedelta(days=30)
 

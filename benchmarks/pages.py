@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 from benchmarks import machine, processes
-from tests import servers
+from tests.helpers import servers
 
 #: Each page is measured so often, after so many requests that are not measured.
 TIMES, WARM_UPS = 20, 2

@@ -18,7 +18,7 @@ from benchmarks.figures import FIGURES, Figure
 from benchmarks.peers import PEERS, Peer
 from benchmarks.samples import Samples
 from benchmarks.servers import Servers
-from tests.servers import Postgres, die_with_parent
+from tests.helpers.servers import Postgres, die_with_parent
 
 ROOT = Path(__file__).parent.parent
 

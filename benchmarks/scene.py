@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks import completions, processes
 from benchmarks.peers import PEERS, Peer
-from tests.servers import die_with_parent
+from tests.helpers.servers import die_with_parent
 
 #: After so many seconds without a completion nothing more is expected.
 STALL = 15.0

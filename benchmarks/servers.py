@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
-from tests import servers
-from tests.servers import Missing, Server
+from tests.helpers import servers
+from tests.helpers.servers import Missing, Server
 
 
 class Redis(servers.Redis):

@@ -1,6 +1,7 @@
 """Write the parts of the documentation that the code says: ``python docs/generate.py``; ``--check`` only compares.
 
-A page holds a part between ``<!-- made from the code: NAME -->`` and ``<!-- end -->``. tests/test_docs.py compares.
+A page holds a part between ``<!-- made from the code: NAME -->`` and ``<!-- end -->``.
+tests/acceptance/test_docs.py compares.
 """
 
 from __future__ import annotations
@@ -167,7 +168,7 @@ WIDE, HIGH, GAP, LINE = 178, 54, 26, 32
 
 def picture() -> str:
     """The rooms on their floors, as SVG. An arrow is an import that no other way of arrows says already."""
-    from tests.test_house import HOME, floors, house
+    from tests.acceptance.test_house import HOME, floors, house
 
     rooms, floor_of = house(), floors()
     way: dict[str, set[str]] = {}

@@ -10,10 +10,11 @@ class JobsConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from jobs import checks, models, tasks  # noqa: F401  (registers the system checks, and our own tasks)
+        from jobs import checks, models, store, tasks  # noqa: F401  (registers the system checks, and our own tasks)
         from jobs.lifecycle import isolation, run
         from jobs.worker import steps  # noqa: F401  (listens to Celery's workers)
 
+        store.install()
         isolation.install_if_wanted()
         models.above.update(wait=_wait, save_cursor=run.save_cursor)
 

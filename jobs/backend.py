@@ -20,16 +20,16 @@ from celery.result import assert_will_not_block, result_from_tuple
 from django.db import InterfaceError, OperationalError
 
 from jobs import extensions
-from jobs.calling import outbox, stored
+from jobs.calling import outbox
 from jobs.calling.following import calls_are_rows
 from jobs.calling.raised import exception_of
-from jobs.calling.stored import Store
 from jobs.conf import conf
 from jobs.conf.logs import logger
-from jobs.database import databases
 from jobs.lifecycle import ring
 from jobs.models import ENDED, LIVE, WAITING, Job, State
 from jobs.models.values import as_uuid, decoded, jsonable
+from jobs.store import databases, stored
+from jobs.store.stored import Store
 
 #: Seconds between the first two looks at what somebody waits for; each pause is longer than the one before.
 FIRST_PAUSE, GROWTH = 0.005, 1.5
@@ -91,7 +91,7 @@ class Backend(BaseBackend):
         **kwargs: Any,
     ) -> None:
         meta = self.encode({**self._get_result_meta(result, state, traceback, request), "task_id": task_id})
-        if slot is None or not stored.say(slot, task_id, meta, self.expires, kwargs["lease"]):
+        if slot is None or not slot.say(stored.packed(task_id, meta, self.expires, kwargs["lease"])):
             self._store.write(task_id, meta, self.expires, **kwargs)
 
     def process_cleanup(self) -> None:

@@ -22,10 +22,10 @@ from kombu.transport import TRANSPORT_ALIASES
 from kombu.utils.url import maybe_sanitize_url
 
 from jobs import conf as project
-from jobs import extensions
+from jobs import extensions, store
 from jobs.calling.options import says_how_to_retry
 from jobs.conf import celery_settings, conf, did_you_mean, import_tasks, private, problems, task_options
-from jobs.database import roles
+from jobs.maintenance import zombies
 from jobs.models import Job
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ def check_databases() -> Iterator[CheckMessage]:
         # One for what the companion's threads take turns at, and one that a hung query may hold; two for events.
         yield from _small_pool(alias, database, 2 if conf().EVENT_BROKER is None else 4)
         # 2 is psycopg's IsolationLevel.READ_COMMITTED.
-        if connections[alias].vendor == "postgresql" and level is not None and int(level) != 2:
+        if store.of(alias).has_notify and level is not None and int(level) != 2:
             yield _say("W004", alias=alias)
 
 
@@ -268,9 +268,9 @@ def check_sessions(*args: Any, databases: Iterable[str] | None = None, **kwargs:
     """
     named, found = set(databases or ()), []
     for alias in [alias for alias, _ in _databases() if alias in named]:
-        role, others = roles.out_of_reach(alias)
+        role, others = store.of(alias).out_of_reach()
         if others:
-            found.append(_say("W031", alias=alias, role=role, others=set(others), cure=roles.CURE.format(role=role)))
+            found.append(_say("W031", alias=alias, role=role, others=set(others), cure=zombies.CURE.format(role=role)))
     return found
 
 
@@ -374,7 +374,7 @@ def check_worker(worker: Any) -> Iterator[CheckMessage]:
             # Each thread that runs jobs keeps one; stock tasks run beside them.
             yield from _small_pool(alias, database, 1 + (worker.concurrency if pool == "thread" else 1))
         connection, name = connections[alias], str(database.get("NAME"))
-        if connection.vendor == "mysql" and not connection.features.has_select_for_update_skip_locked:
+        if not connection.features.has_select_for_update_skip_locked and not store.of(alias).has_one_writer:
             yield _say("E015", alias=alias)
         if database["ENGINE"].endswith("sqlite3") and (":memory:" in name or "mode=memory" in name):
             yield _say("E012", alias=alias)

@@ -28,7 +28,7 @@ from jobs.conf import celery_settings, syncpoints
 from jobs.lifecycle.board import board
 from jobs.maintenance import clock
 from jobs.models import Job
-from tests import servers
+from tests.helpers import servers
 
 FAULTS = Path(__file__).parent / "faults"
 
@@ -117,12 +117,12 @@ def pytest_sessionfinish(session) -> None:
 
 
 #: What shares something dear stays in one process: a part of each test's id.
-TOGETHER = ("tests/browser/", "rabbitmq", "tests/test_strangers.py", "tests/celery_suite/")
+TOGETHER = ("tests/browser/", "rabbitmq", "tests/acceptance/test_strangers.py", "tests/celery_suite/")
 
 
 def group_of(nodeid: str) -> str:
     # Two long cells in a row would take longer than one more RabbitMQ.
-    is_cell = nodeid.startswith("tests/test_matrix.py")
+    is_cell = nodeid.startswith("tests/acceptance/test_matrix.py")
     return nodeid if is_cell else next((each for each in TOGETHER if each in nodeid), nodeid)
 
 
@@ -283,7 +283,7 @@ def _empty_broker() -> None:
                 broker.channel().queue_purge(queue)
     if settings.CELERY_BROKER_URL == "jobs://" or connection.vendor == "sqlite":
         # On SQLite they are in a file that Django's flush does not know.
-        from jobs.database.databases import SideDatabase
+        from jobs.store.databases import SideDatabase
 
         side = SideDatabase()
         with side.cursor() as cursor:

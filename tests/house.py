@@ -1,5 +1,7 @@
 """How large the house is, and how long its ways are: ``python -m tests.house [--json]``.
 
+``--without NAME`` runs the core's own tests in a copy without an extension (``tests/helpers/without.py``).
+
 ``DATABASE_URL`` says where; without it, on SQLite. The ways are counted while they are gone: one plain ``delay()``,
 and the run of one job, each after a first one.
 """
@@ -19,6 +21,7 @@ from typing import Any
 
 import jobs
 from jobs import extensions
+from tests.helpers import without
 
 HOME = Path(jobs.__file__).parent
 
@@ -144,7 +147,15 @@ def figures() -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="everything, with names")
+    parser.add_argument(
+        "--without",
+        metavar="NAME",
+        choices=[without.ALL, *without.names()],
+        help="run the core's own tests in a copy in which this extension is gone, or all",
+    )
     options = parser.parse_args()
+    if options.without:
+        raise SystemExit(1 if without.run(options.without).returncode else 0)
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
     import django
 

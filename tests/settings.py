@@ -56,6 +56,6 @@ globals().update(
     {f"CELERY_{name.upper()}": value for name, value in json.loads(os.environ.get("JOBS_TEST_CELERY", "{}")).items()}
 )
 if _log := os.environ.get("JOBS_TEST_LOG"):
-    LOGGING["formatters"] = {"json": {"()": "tests.json_lines.Formatter"}}
+    LOGGING["formatters"] = {"json": {"()": "tests.helpers.json_lines.Formatter"}}
     LOGGING["handlers"]["json"] = {"class": "logging.FileHandler", "filename": _log, "formatter": "json"}
     LOGGING["loggers"]["jobs"] |= {"handlers": ["console", "json"], "level": "DEBUG"}

@@ -16,8 +16,8 @@ from celery import shared_task
 from django.db import connection
 
 from jobs import Snooze, Task, guard
-from tests import event_tasks, hooks, misbehaving  # noqa: F401
-from tests.gates import once_only, wait_for_file
+from tests.helpers import hooks, misbehaving  # noqa: F401
+from tests.helpers.gates import once_only, wait_for_file
 from tests.models import Effect, Order
 
 
@@ -307,21 +307,9 @@ def part(key):
     Effect.objects.create(key=key)
 
 
-@shared_task(concurrency=2)
-def two_at_once(key, seconds=0.0):
-    time.sleep(seconds)
-    Effect.objects.create(key=key, pid=os.getpid())
-
-
-@shared_task(concurrency=1, limit_key="{customer}")
-def one_of_a_customer(customer, key=""):
-    Effect.objects.create(key=f"{customer}{key}", pid=os.getpid())
-
-
-@shared_task(rate="5/s")
-def five_a_second(key):
-    Effect.objects.create(key=key, pid=os.getpid())
-
+# Those of an extension go with it.
+for _path in sorted(Path(__file__).parent.glob("contrib/*/tasks.py")):
+    importlib.import_module(f"tests.contrib.{_path.parent.name}.tasks")
 
 _file = Path(os.environ.get("PYTEST_CURRENT_TEST", "").partition("::")[0])
 _path = Path(__file__).parent.parent / _file

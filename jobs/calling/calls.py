@@ -28,7 +28,6 @@ from jobs.calling import request
 from jobs.calling.options import KEPT, MOMENT, PLUMBING
 from jobs.conf import celery_app, conf
 from jobs.conf.syncpoints import reach
-from jobs.database import databases
 from jobs.errors import LONGEST
 from jobs.lifecycle import transitions
 from jobs.lifecycle.board import board
@@ -36,6 +35,7 @@ from jobs.lifecycle.ring import bell
 from jobs.models import Job, State
 from jobs.models.fields import uuid7
 from jobs.models.values import as_uuid, scrub, storable
+from jobs.store import databases
 
 #: The contract between who writes a job and who runs it. A release raises it if older workers would run its jobs
 #: wrongly; a worker runs its own version and those before. A row without one is of version 1.

@@ -13,10 +13,10 @@ from kombu.utils.uuid import uuid
 
 from jobs.calling import outbox
 from jobs.conf import reads_rows
-from jobs.database import databases
 from jobs.lifecycle import isolation, transitions
 from jobs.lifecycle.run import current_job
 from jobs.models.values import jsonable, storable
+from jobs.store import databases
 
 #: Options of a call that are live objects, which no row can keep.
 _LOCAL = ("producer", "connection", "publisher", "router", "result_cls", "task_type", "add_to_parent")

@@ -84,9 +84,9 @@ celery.app.base:Celery._local -                         | child.py: the result b
 django.core.cache.backends.locmem:_caches -             | crashtest/events.py: caches that processes of a test share
 django.core.cache.backends.locmem:_expire_info -        | crashtest/events.py: the same
 django.db.backends.base.base:BaseDatabaseWrapper._nodb_cursor self | copies.py: copies of a database
-django.db.backends.base.base:BaseDatabaseWrapper._savepoint self sid | savepoints.py: the first one is not sent
-django.db.backends.base.base:BaseDatabaseWrapper._savepoint_commit self sid | savepoints.py: the same
-django.db.backends.base.base:BaseDatabaseWrapper._savepoint_rollback self sid | savepoints.py: the same
+django.db.backends.base.base:BaseDatabaseWrapper._savepoint self sid | postgresql.py: the first one is not sent
+django.db.backends.base.base:BaseDatabaseWrapper._savepoint_commit self sid | postgresql.py: the same
+django.db.backends.base.base:BaseDatabaseWrapper._savepoint_rollback self sid | postgresql.py: the same
 django.db.backends.base.base:BaseDatabaseWrapper._rollback self | databases.py: back to the beginning
 django.db.models.query:QuerySet._raw_delete self using  | maintenance/prune.py: rows are deleted without being read
 django.utils.functional:LazyObject._wrapped -           | conf/__init__.py: which settings there are, without a miss

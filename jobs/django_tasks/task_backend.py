@@ -109,9 +109,9 @@ class JobsBackend(BaseTaskBackend):
         return result
 
     def get_result(self, result_id: str) -> TaskResult[..., Any]:
-        from jobs.database import databases
         from jobs.models import Job
         from jobs.models.values import parse_uuid
+        from jobs.store import databases
 
         key = parse_uuid(str(result_id))
         job = None if key is None else databases.first(Job.objects.filter(pk=key))

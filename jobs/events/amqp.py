@@ -22,9 +22,9 @@ from kombu.utils.url import maybe_sanitize_url
 
 from jobs.conf import conf
 from jobs.conf.logs import logger
-from jobs.database import databases
 from jobs.events import wire
 from jobs.models.fields import uuid7
+from jobs.store import databases
 
 EXCHANGE = "jobs.events"
 DIRECT = f"{EXCHANGE}.direct"

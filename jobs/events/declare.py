@@ -18,13 +18,13 @@ from asgiref.sync import sync_to_async
 from django.apps import apps
 
 from jobs import extensions
-from jobs.database import databases
 from jobs.events import order, outbox
 from jobs.events.models import EVENT_HEADER
 from jobs.events.schema import Schema
 from jobs.idempotency.keys import KeyTemplate
 from jobs.lifecycle.run import current_job
 from jobs.models import Job
+from jobs.store import databases
 from jobs.task import Task
 
 #: A name is words with dots between them, as a topic exchange routes them; a pattern has wildcards.

@@ -89,8 +89,8 @@ class Events(Extension):
             relay.told.set()
 
     def ticked(self, answers: Mapping[str, Mapping[str, Any]]) -> None:
-        from jobs.database import databases
         from jobs.events import order, relay
+        from jobs.store import databases
 
         if any(each["is_told"] for each in answers.values()):
             relay.told.set()

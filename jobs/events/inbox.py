@@ -20,11 +20,11 @@ from django.utils import timezone
 from jobs.conf import service
 from jobs.conf.logs import logger
 from jobs.conf.syncpoints import reach
-from jobs.database import databases
 from jobs.events import amqp, relay, talk, wire
 from jobs.events.models import ARGS, Event, Position, Relay, Subscription
 from jobs.events.replay import handled
 from jobs.models.values import safe_repr
+from jobs.store import databases
 
 #: How many characters are kept of a message that is no event, and of a name.
 KEPT, NAME = 64 * 1024, 255

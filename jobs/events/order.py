@@ -15,9 +15,7 @@ from django.db import Error, connections, transaction
 from django.db.models import Exists, OuterRef, QuerySet
 from django.db.models.functions import Now
 
-from jobs.database import databases, turns
-from jobs.database.databases import NOW_SQLITE
-from jobs.database.sessions import has_begun, session_of
+from jobs import store
 from jobs.events.doors import WAITS
 from jobs.events.models import EVENT_HEADER, Relay
 from jobs.lifecycle import ring
@@ -25,27 +23,30 @@ from jobs.lifecycle.transitions import NEVER
 from jobs.maintenance import Seldom
 from jobs.models import LIVE, Job, State
 from jobs.models.values import named
+from jobs.store import databases
+from jobs.store.databases import NOW_SQLITE
+from jobs.store.sessions import has_begun, session_of
 
 #: For how many keys one look lets in a job, at the most.
 KEYS = 1000
 
 #: The keys of which jobs wait, one step through the index for each; and nobody of theirs is out.
 _STUCK = """
-WITH RECURSIVE line (key) AS (
+WITH RECURSIVE line (name) AS (
     SELECT min(order_key) FROM jobs_job WHERE {waits}
     UNION ALL
-    SELECT (SELECT min(order_key) FROM jobs_job WHERE {waits} AND order_key > line.key) FROM line
-    WHERE line.key IS NOT NULL
+    SELECT (SELECT min(order_key) FROM jobs_job WHERE {waits} AND order_key > line.name) FROM line
+    WHERE line.name IS NOT NULL
 )
-SELECT key FROM line WHERE key IS NOT NULL AND NOT EXISTS (
-    SELECT 1 FROM jobs_job WHERE order_key = line.key AND order_place IS NULL AND {live}
+SELECT name FROM line WHERE name IS NOT NULL AND NOT EXISTS (
+    SELECT 1 FROM jobs_job WHERE order_key = line.name AND order_place IS NULL AND {live}
 ) LIMIT {keys}
 """
 #: Those of some keys of which a job is there: one step through the index for each, however many stand in its line. As
 #: a join, or without the order, it might read all lines.
 _OUT = """
-WITH line (key) AS (VALUES {keys}) SELECT key FROM line
-WHERE (SELECT 1 FROM jobs_job WHERE order_key = line.key AND {live} ORDER BY order_place LIMIT 1) IS NOT NULL
+WITH line (name) AS (VALUES {keys}) SELECT name FROM line
+WHERE (SELECT 1 FROM jobs_job WHERE order_key = line.name AND {live} ORDER BY order_place LIMIT 1) IS NOT NULL
 """
 #: The keys come sorted, so that two who lock several do not wait for each other.
 _LOCK = "SELECT pg_advisory_xact_lock(hashtextextended(key, 7216)) FROM unnest({keys}::text[]) AS key"
@@ -130,7 +131,7 @@ def let_in_next(job: Job) -> None:
     about = job.headers.get(EVENT_HEADER) or {}
     if about.get("order_key") is not None:
         using = str(job._state.db)
-        with suppress(Error), turns.turn(using):
+        with suppress(Error), store.of(using).turn():
             let_in(using, [named(job.task, about["order_key"])])
 
 

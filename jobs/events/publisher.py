@@ -21,11 +21,11 @@ from kombu.exceptions import OperationalError
 from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.conf.syncpoints import reach
-from jobs.database import databases
 from jobs.events import amqp, wire
 from jobs.events.models import ARGS, UNSENT, Event, Position, Relay
 from jobs.lifecycle.board import board
 from jobs.models import Node
+from jobs.store import databases
 
 #: Events that are published before their confirms are awaited.
 BATCH = 200

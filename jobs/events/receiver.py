@@ -24,11 +24,11 @@ from django.db.models import Min, Q
 
 from jobs.conf import conf, service
 from jobs.conf.logs import logger
-from jobs.database import databases
 from jobs.events import amqp, inbox, publisher, talk
 from jobs.events.models import PARKED, Event, Position, Subscription
 from jobs.events.relay import matches, wants_since
 from jobs.events.wire import Message
+from jobs.store import databases
 
 #: Messages of one transaction, and how many the broker sends ahead.
 BATCH, AHEAD = 200, 400

@@ -26,7 +26,6 @@ from jobs.calling.calls import rank_of
 from jobs.conf import conf, import_tasks, loaded_app, service
 from jobs.conf.logs import logger
 from jobs.conf.syncpoints import reach
-from jobs.database import databases
 from jobs.events import order, publisher
 from jobs.events.models import ARGS, EVENT_HEADER, UNRELAYED, Event, Position, Relay, Subscription
 from jobs.lifecycle.board import board
@@ -34,6 +33,7 @@ from jobs.lifecycle.transitions import NEVER, now_plus
 from jobs.models import Job, Node, State
 from jobs.models.fields import uuid7
 from jobs.models.values import named
+from jobs.store import databases
 
 #: In the supervisor: events wait to be handed on.
 told = threading.Event()

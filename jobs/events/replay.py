@@ -13,12 +13,12 @@ from django.db.models import QuerySet
 from django.utils.translation import gettext
 
 from jobs.conf import conf, did_you_mean
-from jobs.database import databases
 from jobs.events import publisher, relay
 from jobs.events.models import Event, Subscription
 from jobs.models import Action, Job
 from jobs.models.fields import uuid7
 from jobs.models.values import scrub
+from jobs.store import databases
 
 
 def select(

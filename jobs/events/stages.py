@@ -12,7 +12,6 @@ from django.utils import timezone
 from django.utils.translation import gettext, gettext_lazy, ngettext
 
 from jobs.conf import conf
-from jobs.database import databases
 from jobs.events.models import PARKED, UNRELAYED, UNSENT, Event, Subscription
 from jobs.inspection.census import MOST, at_least, late_after
 from jobs.inspection.remarks import Remark, remark
@@ -20,6 +19,7 @@ from jobs.inspection.times import duration
 from jobs.inspection.why.view import Reason, View
 from jobs.models import LIVE, Job, State
 from jobs.models.fields import time_of
+from jobs.store import databases
 
 #: What people look for: each has an index of its own.
 OPEN: dict[str, Q] = {

@@ -19,15 +19,13 @@ from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from django.db import connections, transaction
 from django.db.utils import DataError, Error, IntegrityError, ProgrammingError
 
-from jobs import extensions
+from jobs import extensions, store
 from jobs.calling import calls, request
 from jobs.conf import sentry
 from jobs.conf.logs import log
 from jobs.conf.syncpoints import reach
-from jobs.database import databases
-from jobs.database.turns import turn
 from jobs.errors import LostLease, Replaced
-from jobs.execution import savepoints, settlement, tracer
+from jobs.execution import settlement, tracer
 from jobs.idempotency import markers
 from jobs.idempotency.keys import fingerprint
 from jobs.idempotency.locks import lock, wake_left
@@ -36,6 +34,7 @@ from jobs.lifecycle.board import BODY, NAMED, board
 from jobs.lifecycle.run import RECONNECT, Run, current
 from jobs.models import Job
 from jobs.models.values import decoded, safe_repr
+from jobs.store import databases
 
 logger = logging.getLogger("jobs")
 
@@ -214,11 +213,12 @@ def _attempt(run: Run) -> Committed | Conflict | Lost | Raised:
         args, kwargs = decoded(job.args), decoded(job.kwargs)
         if job.options:
             run.request.update(request.embedded(job.options))
-        # On SQLite the worker's processes take turns.
-        with turn(using) if task.atomic else _NOTHING, transaction.atomic(using) if task.atomic else _NOTHING:
+        at = store.of(using)
+        # Where there is one writer the worker's processes take turns.
+        with at.turn() if task.atomic else _NOTHING, transaction.atomic(using) if task.atomic else _NOTHING:
             try:
                 reached = "body"
-                savepoints.spare(connections[using])
+                at.prepare_body()
                 if "idempotency_key" in task.key_templates:
                     source = _leave_marker(run)
                 if source is not None:

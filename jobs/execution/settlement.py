@@ -22,15 +22,15 @@ from django.db import Error, InterfaceError, OperationalError, transaction
 from jobs.calling import outbox
 from jobs.conf import conf
 from jobs.conf.logs import log
-from jobs.database import databases
 from jobs.errors import Busy, Cancel, LostLease, NotSettled, Snooze, for_celery
 from jobs.execution import backoff
 from jobs.idempotency import locks
 from jobs.lifecycle import transitions
 from jobs.lifecycle.run import Run, persistently
-from jobs.models import ADDED, Job, State
+from jobs.models import Job, State, columns
 from jobs.models.fields import uuid7
 from jobs.models.values import jsonable, safe_repr, scrub
+from jobs.store import databases
 
 #: Seconds until a job whose lock is busy looks by itself whether it is free.
 LOCK_PAUSE = 10.0
@@ -153,7 +153,7 @@ def _retry(run: Run, error: dict[str, Any]) -> bool:
         planned.options["task_id"] = said
     if not others:
         return transitions.retry(job, run_at, error, changes)
-    added = {name: getattr(job, name) for name in ADDED}
+    added = {name: getattr(job, name) for name in columns.ADDED}
     for other in others:
         other.__dict__.update(id=uuid7(), made_at=None, parent_id=job.pk, root=job.root_id, **added)
         # The id that the first call was given is this job's.
@@ -202,7 +202,7 @@ def write(run: Run, transition: Callable[[], bool], error: dict[str, Any] | None
 
 
 #: What of a row a settle may have changed.
-_SETTLED = ("state", "run_at", "finished_at", "error", "errors", *transitions.COUNTS)
+_SETTLED = columns.named(columns.Part.FINISH)
 
 
 def _was_settled(run: Run, error: dict[str, Any]) -> bool:

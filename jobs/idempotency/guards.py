@@ -13,9 +13,10 @@ from django.db import OperationalError, connections
 from django.db.models import Model, QuerySet
 from django.db.transaction import TransactionManagementError
 
-from jobs.database import databases
+from jobs import store
 from jobs.errors import Busy
 from jobs.lifecycle.run import current_run
+from jobs.store import databases
 
 
 @contextmanager
@@ -72,17 +73,11 @@ def guard(
             "guard() holds until the transaction ends, and there is none: write `with transaction.atomic(), "
             "guard(...)`, or leave atomic=False out of the task"
         )
-    mode = connection.settings_dict["OPTIONS"].get("transaction_mode") or ""
-    if connection.vendor == "sqlite" and mode.upper() not in ("IMMEDIATE", "EXCLUSIVE"):
-        # BEGIN did not take the write lock; a statement that changes nothing does.
-        name, key = map(connection.ops.quote_name, (model._meta.db_table, model._meta.pk.column))
-        with connection.cursor() as cursor:
-            cursor.execute(f"UPDATE {name} SET {key} = {key} WHERE 0")
+    store.of(found.db).lock_writer(model)
     try:
         locked = list(found if is_list else found[:2])
     except OperationalError as exc:
-        # The number is MySQL's.
-        if databases.sqlstate(exc) != databases.LOCK_NOT_AVAILABLE and exc.args[:1] != (3572,):
+        if not databases.is_busy(exc):
             raise
         # The transaction is aborted, whoever catches this.
         connection.needs_rollback = True

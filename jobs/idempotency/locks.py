@@ -31,18 +31,19 @@ from django.conf import settings
 from django.core.cache import caches
 from django.core.exceptions import ImproperlyConfigured, SynchronousOnlyOperation
 from django.core.signals import setting_changed
-from django.db import Error, IntegrityError, OperationalError, connections, transaction
+from django.db import Error, connections, transaction
 from django.dispatch import receiver
 
+from jobs import store
 from jobs.conf import conf
 from jobs.conf.logs import logger
-from jobs.database import databases, turns
-from jobs.database.databases import SideDatabase, home, is_conflict, side
 from jobs.errors import Busy
 from jobs.idempotency.keys import joined
 from jobs.lifecycle import transitions
 from jobs.lifecycle.run import Run, current_job, current_run
 from jobs.models import Job, State
+from jobs.store import databases, lock_rows
+from jobs.store.databases import SideDatabase, home, side
 
 
 class RedisAway(Exception):
@@ -312,33 +313,17 @@ class DatabaseStore(_Store):
         self._side = SideDatabase()
 
     def acquire(self) -> int:
-        held, now, token, fence, expires_at = self._read()
+        held, row = self._read()
         if held is not None:
             raise self.held_by(held.job)
-        fence = max(fence + 1, int(now * 1_000_000))
-        until = now + self.ttl if self.expires else now
-        values = [self.job and self.job.hex, self.lease, self.token, fence, until, self.key]
-        names = ("job", "lease", "token", "fence", "expires_at", connections[home()].ops.quote_name("key"))
-        if token is None:
-            sql = f"INSERT INTO jobs_lock ({', '.join(names)}) VALUES (%s, %s, %s, %s, %s, %s)"
-        else:
-            changes = ", ".join(f"{name} = %s" for name in names[:-1])
-            sql = f"UPDATE jobs_lock SET {changes} WHERE jobs_lock.key = %s AND token = %s AND expires_at = %s"
-            values += [token, expires_at]
-        # Race: several saw that it is free. One finds the row as it was read, or inserts it.
-        try:
-            if self._side.execute(sql, *values):
-                return fence
-        except (IntegrityError, OperationalError) as exc:
-            # A server whose transactions are REPEATABLE READ by default says it the second way.
-            if not isinstance(exc, IntegrityError) and not is_conflict(exc):
-                raise
-        raise self.busy(f"somebody else was faster at the lock {self.key!r}")
+        fence = max(row.fence + 1, int(row.now * 1_000_000))
+        until = row.now + self.ttl if self.expires else row.now
+        if not lock_rows.take(self._side, self.key, row, self.job, self.lease, self.token, fence, until):
+            raise self.busy(f"somebody else was faster at the lock {self.key!r}")
+        return fence
 
     def keep(self, seconds: float) -> bool:
-        """For a block that is no job's, and to give it back: the row stays for a while, and with it the last fence."""
-        sql = "UPDATE jobs_lock SET job = NULL, expires_at = {now} + %s WHERE jobs_lock.key = %s AND token = %s"
-        return bool(self._side.execute(sql, seconds, self.key, self.token))
+        return lock_rows.keep(self._side, self.key, self.token, seconds)
 
     def look(self) -> Held | None:
         return self._read()[0]
@@ -346,22 +331,14 @@ class DatabaseStore(_Store):
     def close(self) -> None:
         self._side.close()
 
-    def _read(self) -> tuple[Held | None, float, Any, int, float]:
-        """Who has it, the time, and the row: its token (None if there is no row), its fence and its end."""
-        sql = (
-            "SELECT {now}, job, lease, token, COALESCE(fence, 0), COALESCE(expires_at, 0) "
-            "FROM (SELECT 1) AS one LEFT JOIN jobs_lock ON jobs_lock.key = %s"
-        )
-        [[now, job, lease, token, fence, expires_at]] = self._side.execute(sql, self.key)
-        now = float(now)
-        if job is None:
-            held = Held(None, expires_at - now) if expires_at > now else None
-        else:
-            job = uuid.UUID(str(job))
-            # The next run of a job takes over from the one that died, and never the other way round.
-            is_earlier = job == self.job and lease < self.lease
-            held = None if is_earlier or not is_running(self._side, job, lease) else Held(job, None)
-        return held, now, token, fence, expires_at
+    def _read(self) -> tuple[Held | None, lock_rows.Row]:
+        row = lock_rows.read(self._side, self.key)
+        if row.job is None:
+            return (Held(None, row.expires_at - row.now) if row.expires_at > row.now else None), row
+        # The next run of a job takes over from the one that died, and never the other way round.
+        is_earlier = row.job == self.job and (row.lease or 0) < self.lease
+        is_free = is_earlier or not is_running(self._side, row.job, row.lease or 0)
+        return (None if is_free else Held(row.job, None)), row
 
 
 Store = RedisStore | DatabaseStore
@@ -373,7 +350,7 @@ def is_running(database: SideDatabase, job: uuid.UUID, lease: int) -> bool:
     Not by the connection of a body, where there is another one: its snapshot may be older than that run.
     """
     others = list(conf().DATABASES)
-    if database.vendor != "sqlite":
+    if not store.of(home()).has_one_writer:
         others.remove(home())
         sql = "SELECT 1 FROM jobs_job WHERE id = %s AND state = 'running' AND lease = %s"
         if database.execute(sql, job.hex, lease):
@@ -421,7 +398,7 @@ def wake(key: str, run: Run | None = None) -> None:
         run.released.discard(key)
     for alias in conf().DATABASES:
         try:
-            with turns.turn(alias):
+            with store.of(alias).turn():
                 if transitions.wake(key, alias):
                     return
         except Error:
@@ -440,22 +417,17 @@ def wake_if_free(key: str) -> None:
 
 
 def prune(database: SideDatabase, budget: float) -> None:
-    """Forget the locks that nobody has held for :data:`REMEMBERED` seconds, batch by batch; stop after ``budget`` s.
-
-    Race: one is taken, or renewed, at this moment. Then it is not that old any more.
-    """
+    """Forget the locks that nobody has held for :data:`REMEMBERED` seconds, batch by batch; stop after ``budget`` s."""
     deadline, behind, size = time.monotonic() + budget, -1.0, conf().BATCH
-    old = "FROM jobs_lock WHERE expires_at < {now} - %s"
-    sql = f"SELECT jobs_lock.key, job, lease, expires_at {old} AND expires_at > %s ORDER BY expires_at LIMIT %s"
-    while rows := database.execute(sql, REMEMBERED, behind, size):
-        jobs = {uuid.UUID(str(job)) for _, job, *_ in rows if job is not None}
-        running: set[tuple[uuid.UUID, int]] = set()
+    while rows := lock_rows.read_old(database, REMEMBERED, behind, size):
+        jobs = {job for _, job, *_ in rows if job is not None}
+        running: set[tuple[Any, int]] = set()
         for held in databases.each(Job.objects.filter(pk__in=jobs, state=State.RUNNING)):
             running.update(held.values_list("pk", "lease"))
         # A run that lasts for a day keeps its lock.
-        keys = [key for key, job, lease, _ in rows if job is None or (uuid.UUID(str(job)), lease) not in running]
+        keys = [key for key, job, lease, _ in rows if job is None or (job, lease) not in running]
         if keys:
-            database.execute(f"DELETE {old} AND jobs_lock.key IN ({', '.join(['%s'] * len(keys))})", REMEMBERED, *keys)
+            lock_rows.delete_old(database, REMEMBERED, keys)
         else:
             # Of those that it keeps, and that expired at the very same moment, some may be passed over for now.
             behind = rows[-1][3]

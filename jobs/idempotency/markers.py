@@ -15,34 +15,14 @@ from django.db.models import QuerySet
 from django.db.models.functions import Now
 from django.db.transaction import TransactionManagementError
 
+from jobs import store
 from jobs.conf import conf
-from jobs.database import databases
 from jobs.errors import Busy, IdempotencyMismatch
 from jobs.idempotency.keys import joined
 from jobs.lifecycle import transitions
 from jobs.lifecycle.run import current_job
 from jobs.models import Job, Marker
-
-#: By vendor. Parameters: key, kind, fingerprint, job, seconds to keep it; on PostgreSQL first how long to wait.
-INSERTS = {
-    "sqlite": """
-INSERT INTO jobs_marker (key, kind, fingerprint, job, created_at, expires_at)
-VALUES (%s, %s, %s, %s, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
-    strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', %s || ' seconds'))
-ON CONFLICT DO NOTHING RETURNING 1
-""",
-    # One round trip: the bound of the wait is set, holds for the INSERT, and is taken back.
-    "postgresql": """
-WITH bound AS MATERIALIZED (
-    SELECT current_setting('lock_timeout') AS before, set_config('lock_timeout', %s, true) AS during
-), taken AS (
-    INSERT INTO jobs_marker (key, kind, fingerprint, job, created_at, expires_at)
-    SELECT %s, %s, %s, %s::uuid, statement_timestamp(), statement_timestamp() + %s * interval '1 second' FROM bound
-    ON CONFLICT DO NOTHING RETURNING 1
-), done AS (SELECT count(*) AS rows FROM taken)
-SELECT done.rows, set_config('lock_timeout', CASE WHEN done.rows >= 0 THEN bound.before END, true) FROM bound, done
-""",
-}
+from jobs.store import databases
 
 
 @contextmanager
@@ -117,19 +97,13 @@ def take(key: str, kind: str, using: str, job: Any, fingerprint: str = "") -> bo
     values = {"fingerprint": fingerprint, "job": job, "created_at": Now(), "expires_at": expires_at}
     rows = Marker.objects.using(using).filter(key=key, kind=kind)
     try:
-        if connection.vendor in INSERTS:
-            bound = [f"{wait * 1000:.0f}ms"] if connection.vendor == "postgresql" else []
-            with connection.cursor() as cursor:
-                cursor.execute(INSERTS[connection.vendor], [*bound, key, kind, fingerprint, job and job.hex, keep])
-                is_new = (cursor.fetchone() or (0,))[0] == 1
-        else:
-            _, is_new = rows.get_or_create(key=key, kind=kind, defaults=values)
+        is_new = store.of(using).insert_marker(key, kind, fingerprint, job, keep, wait)
         # An expired marker is none. Race: of several one finds it expired; the others wait for its transaction.
         late = rows.filter(expires_at__lte=Now())
         # Only looked at first: an UPDATE of a marker in force would lock it, for all its callers.
         if is_new or not late.exists():
             return is_new
-        with databases.bounded(using, wait):
+        with store.of(using).bounded(wait):
             return late.update(**values) == 1
     except OperationalError as exc:
         if not databases.gave_up(exc):

@@ -15,10 +15,10 @@ from django.db.models.functions import Now
 
 from jobs import extensions
 from jobs.conf import conf
-from jobs.database import databases, identity
 from jobs.lifecycle.queues import paused as paused_queues
 from jobs.lifecycle.transitions import PARKED
 from jobs.models import CLAIMABLE, ENDED, HELD, LINED, LIVE, Cancellation, Job, Node, State
+from jobs.store import databases, identity
 
 MOST = 10_000  #: Counts end here: of a long backlog it only matters that it is long.
 

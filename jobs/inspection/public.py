@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 from django.core.signing import BadSignature, Signer
 
 from jobs import extensions
-from jobs.database import databases
 from jobs.models import ENDED, Job, State
 from jobs.models.values import parse_uuid
+from jobs.store import databases
 
 
 class Other(NamedTuple):

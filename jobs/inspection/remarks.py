@@ -10,10 +10,10 @@ from django.utils.translation import gettext, gettext_lazy, ngettext, ngettext_l
 
 from jobs import extensions
 from jobs.conf import worker_command
-from jobs.database import databases
 from jobs.inspection import census
 from jobs.inspection.times import duration
 from jobs.models import Node
+from jobs.store import databases
 
 #: Severities, the worst first. A remark of the last one is no problem.
 ERROR, WARNING, INFO = SEVERITIES = ("error", "warning", "info")

@@ -23,9 +23,9 @@ from django.core.mail import EmailMessage
 from django.db import connections
 
 from jobs.conf import conf, problems
-from jobs.database import databases
 from jobs.errors import NotIsolated, NotIsolatedWarning
 from jobs.lifecycle.run import current_job
+from jobs.store import databases
 
 #: For each kind: what is wrong with it in a transaction, and the cure outside of a job, and in a body.
 TEXTS = {

@@ -14,10 +14,11 @@ from typing import Any
 
 from django.db import Error, connections
 
+from jobs import store
 from jobs.conf.logs import logger
-from jobs.database import databases, sessions
 from jobs.lifecycle.board import board
 from jobs.models import Job
+from jobs.store import databases
 
 #: PostgreSQL's channel; the payload is the queue's name.
 CHANNEL = "jobs_ring"
@@ -39,7 +40,7 @@ _rung: dict[tuple[str, str], float] = {}
 
 def ring(using: str, queues: Iterable[str]) -> None:
     """Tell the workers. Call it after the commit; it never raises, and costs nothing where nobody listens."""
-    if connections[using].vendor != "postgresql":
+    if not store.of(using).has_notify:
         return
     now = time.monotonic()
     due = [queue for queue in queues if _rung.get((using, queue), now) - now <= (BURST - 1) * PAUSE]
@@ -53,13 +54,13 @@ def ring(using: str, queues: Iterable[str]) -> None:
 
 def answer(job: Job, using: str) -> None:
     """Tell those who wait for results that a job has ended. Call it after the commit; it never raises."""
-    if board.answers_until > time.monotonic() and connections[using].vendor == "postgresql":
+    if board.answers_until > time.monotonic() and store.of(using).has_notify:
         _notify(using, ENDED, [job.task_id])
 
 
 def _notify(using: str, channel: str, payloads: list[str]) -> None:
     try:
-        sessions.session_of(using).notify(channel, payloads)
+        store.of(using).notify(channel, payloads)
     except Error:
         logger.debug("a ring was lost", exc_info=True, extra={"action": "ring_lost"})
         if not connections[using].in_atomic_block:
@@ -77,7 +78,7 @@ class Ear(ExitStack):
     def sleep(self, seconds: float, ids: Container[str]) -> None:
         deadline = time.monotonic() + seconds
         try:
-            while (left := deadline - time.monotonic()) > 0 and connections[self._alias].vendor == "postgresql":
+            while (left := deadline - time.monotonic()) > 0 and store.of(self._alias).has_notify:
                 if self._hears(min(left, ANSWERS / 2), ids):
                     return
         except Error:
@@ -133,11 +134,11 @@ bell = Bell()
 
 def hears(alias: str, wait: float = 1.0) -> bool:
     """Whether a ring gets through: behind a pooler that shares connections it does not, and a poll has to do."""
-    if connections[alias].vendor != "postgresql":
+    if not store.of(alias).has_notify:
         return True
     with databases.apart(alias) as connection:
         connection.ensure_connection()
         raw = connection.connection
         raw.execute(f"LISTEN {CHANNEL}")
-        sessions.session_of(alias).notify(CHANNEL, [""])
+        store.of(alias).notify(CHANNEL, [""])
         return any(True for _ in raw.notifies(timeout=wait, stop_after=1))

@@ -14,13 +14,13 @@ from django.db.transaction import TransactionManagementError
 
 from jobs import signals
 from jobs.conf import logs
-from jobs.database import databases
 from jobs.errors import Cancel, LostLease
 from jobs.lifecycle import ring, transitions
 from jobs.lifecycle.board import Slot
 from jobs.lifecycle.completion import owned
 from jobs.models import ENDED, Job, State
 from jobs.models.values import decoded, jsonable
+from jobs.store import databases
 
 #: Seconds between the attempts to reach a database that is away, and how often.
 RECONNECT = (0.0, 0.1, 0.4, *[0.5] * 14)

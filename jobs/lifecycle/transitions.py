@@ -20,17 +20,18 @@ from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from jobs import extensions, signals
+from jobs import extensions, signals, store
 from jobs.conf import conf
-from jobs.database import databases
 from jobs.errors import UniqueBusy, UniqueTaken
 from jobs.lifecycle import ring, unique
 from jobs.lifecycle.completion import owned
 from jobs.models import AWAITING, CLAIMABLE, ENDED, LIVE, UNSUCCESSFUL, WAITING, Cancellation, Job, Node, State
+from jobs.models.columns import ORDER, Part, named
 from jobs.models.values import scrub
+from jobs.store import databases
 
 #: What is counted, each apart.
-COUNTS = ("retries", "crashes", "node_losses", "snoozes")
+COUNTS = named(Part.COUNT)
 #: How many errors a job keeps: as many of the first, and as many of the last.
 KEPT_ERRORS = 20
 #: What ``Job.waits_for`` begins with: before the key of a lock, and before the name of a task that no worker knows.
@@ -191,7 +192,7 @@ def _wait(
     if job.unique_expires_at is not None and not is_new:
         values["unique_key"] = UNEXPIRED_KEY
     try:
-        with databases.bounded(str(job._state.db), conf().UNIQUE_WAIT):
+        with store.of(str(job._state.db)).bounded(conf().UNIQUE_WAIT):
             return _settle(job, **values)
     except IntegrityError:
         # Race: since this run began, another job took the key. Two may not wait, and the other one does the work.
@@ -314,7 +315,7 @@ def retry_by_hand(job_id: uuid.UUID, using: str) -> bool:
     Cancellation.objects.using(using).filter(Exists(over), pk=job_id).delete()
     anew = {"unique_key": UNEXPIRED_KEY, "finished_at": None, "expires_at": None, **dict.fromkeys(COUNTS, 0)}
     try:
-        with databases.bounded(using, conf().UNIQUE_WAIT):
+        with store.of(using).bounded(conf().UNIQUE_WAIT):
             columns = _waiting(None) | anew
             for again in extensions.through("again"):
                 columns |= again(over, using)
@@ -347,7 +348,7 @@ def postpone_unknown(job: Job, limit: int) -> int:
     # Those that are held are in nobody's way, and not in the index of the queue.
     ready = Job.objects.using(using).filter(CLAIMABLE, queue=job.queue, task=job.task)
     with transaction.atomic(using=using):
-        ids = list(databases.free(ready.order_by("rank", "run_at", "id")).values_list("pk", flat=True)[:limit])
+        ids = list(databases.free(ready.order_by(*ORDER)).values_list("pk", flat=True)[:limit])
         rows = Job.objects.using(using).filter(pk__in=ids)
         return done + rows.update(state=State.SCHEDULED, error=error, **waits)
 

@@ -10,16 +10,17 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Sequence
 
-from django.db import IntegrityError, OperationalError, connections
+from django.db import IntegrityError, OperationalError
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 from django.utils.translation import gettext_noop
 
+from jobs import store
 from jobs.conf import conf
-from jobs.database import databases
 from jobs.errors import UniqueBusy
 from jobs.lifecycle.redaction import Shown
 from jobs.models import UNIQUE, WAITING, Job
+from jobs.store import databases
 
 #: How often an INSERT is repeated that met a job which was gone the next moment.
 TRIES = 10
@@ -37,7 +38,7 @@ def insert(jobs: Sequence[Job], using: str, batch_size: int | None) -> list[Job]
     found: dict[uuid.UUID, Job] = {}
     rows = Job.objects.using(using)
     try:
-        with databases.bounded(using, conf().UNIQUE_WAIT):
+        with store.of(using).bounded(conf().UNIQUE_WAIT):
             for _ in range(TRIES):
                 _free_expired(missing, using)
                 rows.bulk_create(missing, ignore_conflicts=True, batch_size=batch_size)
@@ -106,20 +107,7 @@ _OVER = Q(unique_expires_at__lte=Now()) | Q(state__in=WAITING, expires_at__lte=N
 
 
 def _free_expired(jobs: Sequence[Job], using: str) -> None:
-    """``unique_for=`` is over, or the job has expired: the jobs that had the keys go on without.
-
-    On PostgreSQL over a connection of its own: in the caller's transaction their rows would stay locked until it ends,
-    and nobody could claim or settle them.
-    """
+    """``unique_for=`` is over, or the job has expired: the jobs that had the keys go on without."""
     keys = list(_holders(jobs, using).filter(_OVER).values_list("pk", flat=True))
-    if keys and connections[using].vendor == "postgresql":
-        with databases.apart(using) as connection, connection.cursor() as cursor:
-            # For this statement alone: behind a pooler the server's session is the next client's.
-            bound = "(SELECT set_config('lock_timeout', '1s', true)) AS bound"
-            late = "state IN ('scheduled', 'ready') AND expires_at <= now()"
-            where = f"id = ANY(%s) AND (unique_expires_at <= now() OR {late})"
-            cursor.execute(f"UPDATE jobs_job SET unique_key = NULL FROM {bound} WHERE {where}", [keys])
-            if cursor.rowcount:
-                return
-    # On PostgreSQL these are the transaction's own rows, which no other connection sees yet.
-    Job.objects.using(using).filter(pk__in=keys).update(unique_key=None)
+    if keys:
+        store.of(using).free_unique_keys(keys, _OVER)

@@ -7,18 +7,20 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
-from django.db import connections
-
-from jobs import extensions
+from jobs import extensions, store
 from jobs.conf import conf
-from jobs.database import databases
 from jobs.lifecycle import transitions
 from jobs.lifecycle.board import board
 from jobs.lifecycle.ring import bell, ring
 from jobs.maintenance import Seldom
 from jobs.models import Job, Node
+from jobs.store import databases
+from jobs.store.base import Since
+from jobs.store.postgresql import COMMITTED_WITHIN
+
+T = TypeVar("T")
 
 LONGEST_TICK = 2.0  #: Seconds that each part of a tick takes at the most; the rest is done at the next tick.
 
@@ -28,44 +30,8 @@ LONGEST_TICK = 2.0  #: Seconds that each part of a tick takes at the most; the r
 #: seen at once, and what is due before, or stands still, within LONGEST_LOOK.
 SLOW_LOOK, RARELY, LONGEST_LOOK = 0.02, 50, 30.0
 
-#: The looks in between begin so many seconds before it: a job is seen when it is committed, and is due before that.
-COMMITTED_WITHIN = 10.0
-
-#: The ranks that they look at; Celery's priorities are 0 to 9, whichever comes first.
-RANKS = range(-9, 10)
-
 #: How many batches come due in one statement. Many jobs may be due at the same second, and the last must not wait long.
 DUE_BATCHES = 10
-
-#: What there is to do, in one statement: mostly nothing. "ORDER BY ... LIMIT 1" makes PostgreSQL read by the index: for
-#: EXISTS, which drops the order, it reads the table where it expects many rows.
-_LOOK = """
-SELECT {now},
-       (SELECT run_at FROM jobs_job WHERE state = 'scheduled' AND run_at <= {now} {due} ORDER BY run_at LIMIT 1),
-       (SELECT expires_at FROM jobs_job
-        WHERE state IN ('scheduled', 'ready') AND expires_at IS NOT NULL AND expires_at <= {now} {late}
-        ORDER BY expires_at LIMIT 1),
-       EXISTS (SELECT 1 FROM jobs_cancellation),
-       {rare} AND (
-           SELECT 1 FROM jobs_job WHERE state = 'scheduled' AND run_at > '9000-06-01' ORDER BY run_at LIMIT 1
-       ) IS NOT NULL,
-       {ready}{more}
-"""
-
-#: Whether a job waits in a queue, read by the index that the claim uses.
-_READY = """(
-    SELECT 1 FROM jobs_job WHERE state = 'ready' AND held IS NULL AND queue = %s
-    AND NOT EXISTS (SELECT 1 FROM jobs_pause WHERE queue = %s)
-    ORDER BY rank, run_at, id LIMIT 1
-) IS NOT NULL"""
-
-#: The same among those that came a moment ago, one step for each rank.
-_NEW_READY = f"""(
-    SELECT 1 FROM unnest(ARRAY{[*RANKS]}::smallint[]) AS its CROSS JOIN LATERAL (
-        SELECT 1 FROM jobs_job WHERE state = 'ready' AND held IS NULL AND queue = %s AND rank = its
-        AND run_at >= CURRENT_TIMESTAMP - interval '{COMMITTED_WITHIN} s' ORDER BY run_at, id LIMIT 1
-    ) AS found WHERE NOT EXISTS (SELECT 1 FROM jobs_pause WHERE queue = %s) LIMIT 1
-) IS NOT NULL"""
 
 
 @dataclass
@@ -100,20 +66,24 @@ def tick() -> dict[str, int]:
 
 
 def _tick(using: str, done: dict[str, int], answers: dict[str, dict[str, Any]]) -> None:
-    found = _look(using, _LOOK, board.queues)
-    now, due, late, is_asked, is_parked, is_ready, *more = found
-    answers[using] = dict(zip(extensions.merged("looks"), more, strict=True))
-    if connections[using].vendor == "postgresql":
-        _places[using, _LOOK].move(now, due, late)
-    if is_ready:
+    at, asked = store.of(using), extensions.merged("looks")
+    seen = _looked(
+        using,
+        "all",
+        lambda place: at.look(board.queues, asked.values(), Since(place.due, place.late) if place else None),
+    )
+    answers[using] = dict(zip(asked, seen.more, strict=True))
+    if at.claims_after:
+        _places[using, "all"].move(seen.now, seen.due, seen.late)
+    if seen.is_ready:
         bell.ring()
-    if due is not None:
-        done["due"] += _until_done(partial(_make_due, using, due))
-    if late is not None:
-        done["expired"] += _until_done(partial(transitions.expire, using, conf().BATCH, since=late))
-    if is_asked:
+    if seen.due is not None:
+        done["due"] += _until_done(partial(_make_due, using, seen.due))
+    if seen.late is not None:
+        done["expired"] += _until_done(partial(transitions.expire, using, conf().BATCH, since=seen.late))
+    if seen.is_asked:
         done["cancelled"] += transitions.sweep_cancellations(using, conf().BATCH)
-    if is_parked:
+    if seen.is_parked:
         _seldom.take(("parked", using), partial(_let_go, using))
 
 
@@ -181,26 +151,19 @@ def _until_done(step: Callable[[], int]) -> int:
 
 def has_ready(using: str, queues: list[str]) -> bool:
     """Whether a job waits in one of the queues."""
-    return bool(queues) and bool(_look(using, "SELECT {ready}", queues)[0])
+    at = store.of(using)
+    return _looked(using, "ready", lambda place: at.has_ready(queues, is_short=place is not None))
 
 
-def _look(using: str, sql: str, queues: list[str]) -> tuple[Any, ...]:
-    vendor, place, begin = connections[using].vendor, _places[using, sql], time.monotonic()
-    # CURRENT_TIMESTAMP of SQLite is that of a whole second.
-    now = "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')" if vendor == "sqlite" else "CURRENT_TIMESTAMP"
+def _looked(using: str, kind: str, look: Callable[[_Place | None], T]) -> T:
+    """Look at a database: from the start, or (given a place) from where the last such look ended."""
+    place, begin = _places[using, kind], time.monotonic()
     is_short = begin < place.until
-    words = {"now": now, "epoch": databases.EPOCH_NOW[vendor]}
-    words |= {"rare": "1 = 0" if is_short else "1 = 1", "due": "", "late": ""}
-    if is_short and place.due is not None:
-        words |= {"due": f"AND run_at >= '{place.due}'", "late": f"AND expires_at >= '{place.late}'"}
-    ready = " OR ".join([_NEW_READY if is_short else _READY] * len(queues)) or "1 = 0"
-    more = "".join(f", {look.format(**words)}" for look in extensions.merged("looks").values())
-    sql = sql.format(**words, ready=ready, more=more)
-    [found] = databases.ask(using, sql, *(name for queue in queues for name in (queue, queue)))
-    if vendor == "postgresql" and not is_short:
+    found = look(place if is_short else None)
+    if store.of(using).claims_after and not is_short:
         end = time.monotonic()
         # A single one may have waited for anything.
         cost, place.took = min(place.took, end - begin), end - begin
         if cost > SLOW_LOOK:
             place.until = end + min(RARELY * cost, LONGEST_LOOK)
-    return tuple(found)
+    return found

@@ -15,15 +15,13 @@ from django.db.models.functions import Cast
 from django.utils.translation import gettext
 
 from jobs import extensions
-from jobs.calling import stored
 from jobs.conf import conf
 from jobs.conf.logs import logger
-from jobs.database import databases
 from jobs.idempotency import locks, markers
-from jobs.lifecycle import worker_orders
 from jobs.lifecycle.transitions import now_plus
 from jobs.maintenance import is_eldest
 from jobs.models import ENDED, Action, Job, Marker, Node, State
+from jobs.store import databases, stored, worker_orders
 
 NODE_RETENTION = 7 * 86400.0  #: Seconds for which a dead node is kept, for people to read.
 

@@ -14,16 +14,17 @@ from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from jobs.conf import conf, logs
 from jobs.conf.logs import logger
-from jobs.database import databases
-from jobs.database.databases import SideDatabase
 from jobs.lifecycle import claims, transitions
 from jobs.lifecycle.board import BODY, Occupied, board, is_alive, start_of
 from jobs.lifecycle.claims import Claimed
 from jobs.lifecycle.ring import bell
 from jobs.lifecycle.run import report
-from jobs.maintenance import Seldom, beats
+from jobs.maintenance import Seldom
 from jobs.maintenance.zombies import end_backends
 from jobs.models import Job, Node, State
+from jobs.models.columns import ORDER
+from jobs.store import databases, heartbeats
+from jobs.store.databases import SideDatabase
 
 #: The pause after a look at what runs, in multiples of its length: it costs two percent of a core at the most.
 RARELY = 50
@@ -58,7 +59,7 @@ class Rescue:
         done = {"nodes": 0, "jobs": 0}
         for node_id in self._silent():
             # Race: the burial before may have waited while nobody could write, and now all beat again.
-            if beats.read(self.side).get(node_id, -1) == self._seen[node_id][0]:
+            if heartbeats.read(self.side).get(node_id, -1) == self._seen[node_id][0]:
                 done["nodes"] += bury(node_id)
                 self._strange.add(node_id)
         if done["nodes"]:
@@ -68,15 +69,15 @@ class Rescue:
         if self._strange:
             dead = Node.objects.using(databases.home()).filter(pk__in=self._strange, dead_at__isnull=False)
             for node_id in dead.values_list("pk", flat=True):
-                beats.delete(self.side, node_id)
+                heartbeats.delete(self.side, node_id)
         return done
 
     def _silent(self) -> list[uuid.UUID]:
-        if self._node() == VISITOR and not beats.beat(self.side, VISITOR):
+        if self._node() == VISITOR and not heartbeats.beat(self.side, VISITOR):
             with suppress(IntegrityError):  # Another visitor was faster.
-                beats.first(self.side, VISITOR)
+                heartbeats.first(self.side, VISITOR)
         now = time.monotonic()
-        counts = beats.read(self.side)
+        counts = heartbeats.read(self.side)
         own = counts.get(self._node(), -1)
         written = max(0, own - self._own) * conf().HEARTBEAT
         if now - self._last_write - written > conf().DEAD_AFTER / 2:
@@ -138,7 +139,7 @@ def rescue_all(using: str) -> int:
 
 
 def _runs(rows: QuerySet[Job]) -> list[Claimed]:
-    found = rows.order_by("rank", "run_at", "pk").values_list("pk", "lease", "token")
+    found = rows.order_by(*ORDER).values_list("pk", "lease", "token")
     return [(key, lease, token or 0) for key, lease, token in found]
 
 

@@ -341,7 +341,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddConstraint(
             model_name='job',
-            constraint=models.CheckConstraint(condition=models.Q(models.Q(('finished_at__isnull', False), ('state__in', ('succeeded', 'failed', 'cancelled'))), models.Q(models.Q(('state__in', ('succeeded', 'failed', 'cancelled')), _negated=True), ('finished_at__isnull', True)), _connector='OR'), name='jobs_job_finished'),
+            constraint=models.CheckConstraint(condition=models.Q(models.Q(('finished_at__isnull', False), ('state__in', ('succeeded', 'failed', 'cancelled'))), models.Q(models.Q(('state__in', ('succeeded', 'failed', 'cancelled')), _negated=True), ('finished_at__isnull', True)), _connector='OR'), name='jobs_job_ended'),
         ),
         migrations.AddConstraint(
             model_name='job',

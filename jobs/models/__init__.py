@@ -14,6 +14,8 @@ from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
 from jobs import extensions
+from jobs.models import columns
+from jobs.models.columns import ORDER
 from jobs.models.fields import JSONText, Sparse, Typed, Word, time_of, uuid7
 
 
@@ -74,7 +76,7 @@ class Node(models.Model):
 
 
 class Order(models.Model):
-    """What a node is told to do (``jobs.lifecycle.worker_orders``)."""
+    """What a node is told to do (``jobs.store.worker_orders``)."""
 
     #: On SQLite it lives in the second file (``databases.SideDatabase``).
     is_beside = True
@@ -211,7 +213,7 @@ class Job(models.Model):
         constraints: ClassVar = [
             models.CheckConstraint(name="jobs_job_state", condition=Q(state__in=State.values)),
             models.CheckConstraint(name="jobs_job_owner", condition=~Q(state="running") | OWNED),
-            models.CheckConstraint(name="jobs_job_finished", condition=FINISHED),
+            models.CheckConstraint(name="jobs_job_ended", condition=FINISHED),
             models.CheckConstraint(name="jobs_job_failed", condition=~Q(state="failed") | Q(error__isnull=False)),
             # A second waiting job of a key is refused. PostgreSQL names the constraint in its error.
             models.UniqueConstraint(name="jobs_job_unique", fields=["unique_key"], condition=UNIQUE),
@@ -223,9 +225,9 @@ class Job(models.Model):
             # The hot ones hold live states only, so that history costs disk and not speed.
             models.Index(name="jobs_job_scheduled", fields=["run_at"], condition=Q(state="scheduled")),
             # The order in which jobs are claimed.
-            models.Index(name="jobs_job_ready", fields=["queue", "rank", "run_at", "id"], condition=CLAIMABLE),
+            models.Index(name="jobs_job_ready", fields=["queue", *ORDER], condition=CLAIMABLE),
             # The order within a limit: that in which its jobs are let in.
-            models.Index(name="jobs_job_line", fields=["limit_key", "queue", "rank", "run_at", "id"], condition=LINED),
+            models.Index(name="jobs_job_line", fields=["limit_key", "queue", *ORDER], condition=LINED),
             models.Index(name="jobs_job_held", fields=["queue", "id"], condition=HELD),
             models.Index(name="jobs_job_expires", fields=["expires_at"], condition=EXPIRING),
             models.Index(name="jobs_job_running", fields=["node"], condition=Q(state="running")),
@@ -472,9 +474,6 @@ class Instance(models.Model):
         db_table = "jobs_instance"
 
 
-#: Columns that extensions have in a job's row.
-ADDED: list[str] = []
-
 # The tables of extensions are the app's own: ``from jobs.models import Schedule``.
 if TYPE_CHECKING:
     from jobs.models.added import *  # noqa: F403
@@ -487,7 +486,7 @@ for _module in extensions.modules("models"):
     globals().update({kind.__name__: kind for kind in vars(_module).values() if extensions.is_model(kind, _module)})
     for _name, _column in getattr(_module, "COLUMNS", {}).items():
         Job.add_to_class(_name, _column)
-        ADDED.append(_column.attname)
+        columns.add(_column.attname)
     Job._meta.indexes = [*Job._meta.indexes, *getattr(_module, "INDEXES", ())]
 
 _DEFAULTS: dict[str, Any] = {

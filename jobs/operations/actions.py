@@ -19,13 +19,13 @@ from django.utils.translation import gettext_lazy as _
 from jobs.calling import calls
 from jobs.conf import celery_app
 from jobs.conf.logs import logger
-from jobs.database import databases
 from jobs.lifecycle import transitions, unique
 from jobs.lifecycle.queues import check_name
 from jobs.lifecycle.transitions import UniqueBusy, UniqueTaken
 from jobs.maintenance import prune
 from jobs.models import ENDED, WAITING, Job, State
 from jobs.operations import kill, note, signed
+from jobs.store import databases
 
 
 class Outcome(NamedTuple):

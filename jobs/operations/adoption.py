@@ -1,4 +1,4 @@
-"""A copy of a database (``jobs.database.identity``): what would run in it, and to adopt it."""
+"""A copy of a database (``jobs.store.identity``): what would run in it, and to adopt it."""
 
 from typing import Any
 
@@ -6,9 +6,9 @@ from django.db.models.functions import Now
 
 from jobs import extensions
 from jobs.conf import conf
-from jobs.database import identity
 from jobs.lifecycle import transitions
 from jobs.models import LIVE, Instance, Job, Node, State
+from jobs.store import identity
 
 
 def survey(alias: str) -> dict[str, Any]:

@@ -1,27 +1,22 @@
 """End a running job from outside: first its row, which makes its run a zombie; then its process and transaction."""
 
 import logging
-import threading
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from django.db import OperationalError, connections, transaction
+from django.db import OperationalError, transaction
 from django.utils.translation import gettext
 
-from jobs.database import databases
-from jobs.lifecycle import transitions, worker_orders
+from jobs import store
+from jobs.lifecycle import transitions
 from jobs.lifecycle.run import report
 from jobs.maintenance.zombies import end_backends
 from jobs.models import Job, State
+from jobs.store import databases, worker_orders
 
 PATIENCE = 2.0  #: Seconds to wait for a completion that holds the row; most commit at once.
 TRIES = 3  #: How often the run is read again that became another one before it could be ended.
-
-#: Whether a process of the server waits for the run's own transaction, or for a savepoint of it.
-_HOLDS = "SELECT 1 FROM jobs_job WHERE id = %s AND backend = ANY(pg_blocking_pids(%s))"
 
 
 class Held(Exception):
@@ -33,7 +28,7 @@ def order(key: uuid.UUID, using: str, why: str) -> None:
 
     Then the worker ends the job, or this process does, whoever is faster.
     """
-    if connections[using].vendor == "sqlite":
+    if store.of(using).has_one_writer:
         for job in Job.objects.using(using).filter(pk=key, state=State.RUNNING):
             _tell(job, why)
 
@@ -61,9 +56,10 @@ def kill(key: uuid.UUID, using: str, why: str) -> bool:
 def _end(job: Job, using: str, why: str) -> bool:
     error = transitions.error_entry("Killed", why, attempt=job.lease)
     held_by_run: list[Any] = []
+    at = store.of(using)
     for is_last in (False, True):
         try:
-            with databases.bounded(using, PATIENCE), _watched(job, using) as held_by_run:
+            with at.bounded(PATIENCE), at.watched(job, PATIENCE / 3) as held_by_run:
                 return transitions.cancel_running(job, error)
         except OperationalError as exc:
             if not databases.gave_up(exc):
@@ -71,32 +67,6 @@ def _end(job: Job, using: str, why: str) -> bool:
         if held_by_run and not is_last:
             end_backends([(job.pk, job.lease)], using)
     raise Held(gettext("its row is locked by a transaction that does not end; try again in a moment"))
-
-
-@contextmanager
-def _watched(job: Job, using: str) -> Iterator[list[Any]]:
-    """Not empty if the block waits for the run: it is paused before its commit, or saved its cursor.
-
-    Else the run's connection may be at another job of the same claim, which has nothing to do with this one.
-    """
-    found: list[Any] = []
-    if connections[using].vendor != "postgresql":
-        yield found
-        return
-    [[waiter]] = databases.ask(using, "SELECT pg_backend_pid()")
-
-    def look() -> None:
-        with databases.apart(using) as connection, connection.cursor() as cursor:
-            cursor.execute(_HOLDS, [job.pk, waiter])
-            found.extend(cursor.fetchall())
-
-    timer = threading.Timer(PATIENCE / 3, look)
-    timer.start()
-    try:
-        yield found
-    finally:
-        timer.cancel()
-        timer.join()
 
 
 def _follow(job: Job, using: str, why: str) -> None:

@@ -21,10 +21,10 @@ from django.utils.translation import gettext_lazy as _
 
 from jobs import extensions
 from jobs.conf import celery_app, conf, import_tasks
-from jobs.database import databases
 from jobs.models import CLAIMABLE, HELD, UNSUCCESSFUL, Job, Node, State
 from jobs.models.fields import created_before, created_since, first_id
 from jobs.models.values import parse_uuid
+from jobs.store import databases
 
 #: How many digits of an id lists show: the first of a worker's, the last of a job's, whose first ones are the time.
 DIGITS = 8

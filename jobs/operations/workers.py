@@ -7,11 +7,10 @@ from django.db.models.functions import Now
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from jobs.database import databases
-from jobs.lifecycle import worker_orders
 from jobs.models import Node
 from jobs.operations import signed
 from jobs.operations.selection import DIGITS
+from jobs.store import databases, worker_orders
 
 #: For a button.
 LABELS: dict[str, Any] = {

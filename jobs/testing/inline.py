@@ -30,13 +30,14 @@ from jobs.arguments import normalize
 from jobs.calling import outbox
 from jobs.calling.raised import exception_of
 from jobs.conf import OWN_TASKS, conf, import_tasks
-from jobs.database import databases
 from jobs.errors import TaskExited, TaskOutOfMemory
 from jobs.lifecycle import transitions
 from jobs.lifecycle.board import board
 from jobs.lifecycle.claims import Claimer
 from jobs.models import WAITING, Job, Node, Pause, State
+from jobs.models.columns import ORDER
 from jobs.models.values import decoded
+from jobs.store import databases
 from jobs.worker.runner import Runner, is_ours
 
 #: After so many runs without a ``limit`` we say that it never ends.
@@ -184,7 +185,7 @@ class _Process:
             transitions.sweep_cancellations(alias, conf().BATCH)
             transitions.make_due(alias, conf().BATCH, at=self.at)
             ready = Job.objects.using(alias).filter(_OF_OPEN_QUEUES, state=State.READY)
-            first = ready.order_by("rank", "run_at", "pk").only("task", "queue").first()
+            first = ready.order_by(*ORDER).only("task", "queue").first()
             if first is None:
                 if any(idle(self.app, alias) for idle in extensions.through("idle")):
                     return self._claim()

@@ -24,17 +24,16 @@ from django.db import DataError, Error, connections
 from django.db.models.functions import Coalesce, Now
 
 from jobs import __version__, checks, doors, extensions
-from jobs.calling import stored
 from jobs.conf import conf
 from jobs.conf.logs import logger
-from jobs.database import databases, identity
-from jobs.database.databases import SideDatabase
-from jobs.database.identity import NotAdopted
-from jobs.lifecycle import transitions, worker_orders
+from jobs.lifecycle import transitions
 from jobs.lifecycle.board import BODY, IDLE, Occupied, board, is_alive
-from jobs.maintenance import beats, clock, rescue
+from jobs.maintenance import clock, rescue
 from jobs.maintenance.prune import Prune
 from jobs.models import Node
+from jobs.store import databases, heartbeats, identity, stored, worker_orders
+from jobs.store.databases import SideDatabase
+from jobs.store.identity import NotAdopted
 from jobs.worker import listener, stop
 
 #: Seconds between two looks at the pool's processes, at their deaths and at their time limits: while one is at work,
@@ -185,7 +184,7 @@ class Process:
     def _beat(self) -> None:
         if not self._registered:
             self._register()
-        elif not beats.beat(self._side, board.node):
+        elif not heartbeats.beat(self._side, board.node):
             # Somebody declared this node dead: under the old id it may neither claim nor settle again.
             board.node = uuid.uuid4()
             self._register()
@@ -212,8 +211,8 @@ class Process:
         row = {"hostname": socket.gethostname(), **self._node, "pid": self._main, "version": version}
         for alias in conf().DATABASES:
             Node.objects.using(alias).get_or_create(pk=board.node, defaults={**row, "queues": board.queues})
-        if not beats.beat(self._side, board.node):
-            beats.first(self._side, board.node)
+        if not heartbeats.beat(self._side, board.node):
+            heartbeats.first(self._side, board.node)
         self._registered = True
         # A thread of the worker may claim as soon as it hears of the node.
         for registered in extensions.through("registered"):
@@ -239,7 +238,7 @@ class Process:
         self._try(lambda: rescue.bury(board.node, by_itself=is_stopping))
         for alias in conf().DATABASES:
             self._try(partial(rescue.rescue_all, alias))
-        self._try(lambda: beats.delete(self._side, board.node))
+        self._try(lambda: heartbeats.delete(self._side, board.node))
 
     # The thread that watches: time limits are kept while a beat hangs, behind a dead link, or on SQLite behind a body
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from django.db import Error, connections
 
-from jobs import extensions
+from jobs import extensions, store
 from jobs.conf.logs import logger
-from jobs.database import databases
 from jobs.lifecycle.board import IDLE, board
 from jobs.lifecycle.ring import ANSWERS, CHANNEL, WAITS, bell
 from jobs.maintenance import clock
+from jobs.store import databases
 
 #: Callers ring once in a while and keep no timer: what they enqueued since is found by looks, so many seconds after.
 AFTER = (0.025, 0.06)
@@ -30,7 +30,8 @@ RECONNECT = 1.0
 
 def listener_of(alias: str, stopping: threading.Event) -> threading.Thread | None:
     """The thread that listens at this database; None where only a poll finds jobs."""
-    run = {"postgresql": _listen, "sqlite": _watch}.get(connections[alias].vendor)
+    at = store.of(alias)
+    run = _listen if at.has_notify else _watch if at.has_one_writer else None
     if run is None:
         return None
     return threading.Thread(target=_forever, args=(run, alias, stopping), name=f"jobs-listen-{alias}", daemon=True)

@@ -16,9 +16,9 @@ from celery.concurrency import asynpool, prefork
 from django.db import connections
 
 from jobs.conf.logs import logger
-from jobs.database.turns import Lock
 from jobs.lifecycle.board import IDLE, board
 from jobs.lifecycle.ring import Bell, bell
+from jobs.store.turns import Lock
 from jobs.worker.runner import Runner
 
 #: Milliseconds for which a process waits for the stock task for which it offered itself.

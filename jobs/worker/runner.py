@@ -23,13 +23,13 @@ from jobs.calling import request
 from jobs.conf import conf
 from jobs.conf.logs import log, logger
 from jobs.conf.syncpoints import reach
-from jobs.database import databases
 from jobs.execution import pipeline, settlement
 from jobs.lifecycle import claims, transitions
 from jobs.lifecycle.board import BODY, BUSY, IDLE, OLD, board
 from jobs.lifecycle.ring import bell, ring
 from jobs.lifecycle.run import Run
 from jobs.models import Job
+from jobs.store import databases
 from jobs.worker import celery_events
 
 #: Seconds that a claim is expected to take to run: nobody waits longer behind its first jobs. It is known by a task's

@@ -15,11 +15,12 @@ from celery.worker import autoscale
 from celery.worker.state import maybe_shutdown
 from django.core.exceptions import ImproperlyConfigured
 
-from jobs import checks, extensions
+from jobs import checks, extensions, store
+from jobs.conf import conf
 from jobs.conf.logs import logger
-from jobs.database import databases, turns
-from jobs.database.identity import NotAdopted
 from jobs.lifecycle.board import board
+from jobs.store import databases, turns
+from jobs.store.identity import NotAdopted
 from jobs.worker import control, pool, runner
 from jobs.worker.broker import ConsumerStep
 from jobs.worker.stop import alarm
@@ -44,7 +45,8 @@ class NodeStep(bootsteps.StartStopStep):
         _keep_connections(parent.app)
         databases.watch_links()
         control.install()
-        turns.install()
+        if any(store.of(alias).has_one_writer for alias in conf().DATABASES):
+            turns.install()
         # Those that its processes run: a plain task would let jobs of its name go again and again.
         tasks = sorted(name for name, task in parent.app.tasks.items() if runner.is_ours(task))
         is_prefork = issubclass(parent.pool_cls, prefork.TaskPool)

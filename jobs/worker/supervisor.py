@@ -18,8 +18,8 @@ from typing import Any
 from django.db import connections
 
 from jobs.conf.logs import logger
-from jobs.database.identity import NotAdopted
 from jobs.lifecycle.board import board
+from jobs.store.identity import NotAdopted
 from jobs.worker.companion import LAST_WAIT, REGISTERED, Process
 
 #: Seconds for the rest of the main process's end.

@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from celery import current_app
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 from playwright.sync_api import expect, sync_playwright
@@ -85,3 +86,11 @@ def log_in(*codenames: str) -> str:
 def hand(request, visit):
     """Each test once by mouse, once by keyboard alone, and once without JavaScript."""
     return request.param(visit("*", java_script_enabled=request.param.has_script))
+
+
+@pytest.fixture
+def scheduled():
+    """What the code says of the schedule."""
+    current_app.conf.beat_schedule = {"report": {"task": "tests.tasks.noop", "schedule": 3600.0}}
+    yield
+    current_app.conf.beat_schedule = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from django.urls import reverse
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
 from jobs.events.models import Event, Subscription
 from jobs.models import Effect, Job, Marker, Node, State
@@ -101,3 +101,8 @@ def refused(page: Page) -> None:
 
 #: In the scene; behind a button.
 STEPS = {"confirmation": confirmation, "replay": replay, "progress": progress, "sign-up, refused": refused}
+
+
+def said(hand):
+    """What the page says of it, above all else."""
+    return expect(hand.page.locator(".messagelist"))

@@ -12,12 +12,12 @@ from django.utils import timezone
 from jobs.contrib.statistics.counting import HOUR, MINUTE, floor
 from jobs.contrib.statistics.histograms import bucket
 from jobs.contrib.statistics.models import Tally
-from jobs.database import databases
 from jobs.events.models import Event, Subscription
 from jobs.lifecycle import queues
 from jobs.models import Action, Batch, Effect, Job, Limit, Marker, Node, Pause, Schedule
 from jobs.models.fields import first_id
-from tests.rows import let_beat
+from jobs.store import databases
+from tests.helpers.rows import let_beat
 
 WELCOME, CHARGE = "shop.tasks.send_welcome_email", "shop.tasks.charge_order"
 IMPORT, SUMMARY = "shop.tasks.import_orders", "shop.tasks.summarize"

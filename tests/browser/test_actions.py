@@ -14,8 +14,8 @@ from jobs.lifecycle import queues
 from jobs.models import Action, Cancellation, Effect, Job, Marker, Pause
 from tests import tasks
 from tests.browser.axe import violations
-from tests.browser.pages import DASHBOARD, EFFECTS, LIMITS, LIST, RUN, change
-from tests.rows import make
+from tests.browser.pages import DASHBOARD, EFFECTS, LIMITS, LIST, RUN, change, said
+from tests.helpers.rows import make
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -81,11 +81,6 @@ def form_of(hand, deed: Deed):
     folded = hand.page.locator(".job-operate details").filter(has_text=deed.label)
     hand.press(folded.locator("summary"))
     return folded
-
-
-def said(hand):
-    """What the page says of it, above all else."""
-    return expect(hand.page.locator(".messagelist"))
 
 
 @pytest.mark.slow

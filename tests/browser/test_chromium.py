@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from jobs.lifecycle.board import is_alive
-from tests.servers import family, wait_for
+from tests.helpers.servers import family, wait_for
 
 # Nobody tells it to end.
 OPENS = """

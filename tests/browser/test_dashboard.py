@@ -12,7 +12,7 @@ from playwright.sync_api import expect
 from jobs.models import Job
 from tests.browser.pages import DASHBOARD
 from tests.browser.scene import IMPORT, Scene
-from tests.rows import let_beat, make, make_node
+from tests.helpers.rows import let_beat, make, make_node
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

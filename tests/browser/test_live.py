@@ -8,8 +8,8 @@ from playwright.sync_api import expect
 
 from jobs.models import Job
 from tests.browser.pages import DASHBOARD, LIST, change
-from tests.rows import make
-from tests.uvicorn import Uvicorn, session_of
+from tests.helpers.rows import make
+from tests.helpers.uvicorn import Uvicorn, session_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

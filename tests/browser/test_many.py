@@ -12,7 +12,7 @@ from playwright.sync_api import expect
 from jobs.models import Job
 from jobs.models.fields import first_id
 from tests.browser.pages import DASHBOARD, LIST, RUN
-from tests.rows import ERROR
+from tests.helpers.rows import ERROR
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow, pytest.mark.timeout(300)]
 

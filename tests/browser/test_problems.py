@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import datetime
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-from celery import current_app
 from django.utils import timezone
 from playwright.sync_api import Page, expect
 
@@ -16,35 +14,11 @@ from jobs.contrib.statistics.counting import MINUTE
 from jobs.lifecycle import queues
 from jobs.models import Batch, Cancellation, Gate, Instance, Job, Limit, Node, Pause, Schedule
 from tests.browser.pages import DASHBOARD
-from tests.rows import let_beat, make, make_node
-from tests.tallies import tally
+from tests.browser.rows import TASK, ago, schedule, worker
+from tests.contrib.statistics.tallies import tally
+from tests.helpers.rows import let_beat, make, make_node
 
-pytestmark = pytest.mark.django_db(transaction=True)
-
-TASK = "shop.tasks.charge"
-
-
-def ago(seconds: float) -> datetime.datetime:
-    return timezone.now() - datetime.timedelta(seconds=seconds)
-
-
-def worker(**more) -> Node:
-    return let_beat(make_node(started_at=ago(86400), **more))
-
-
-@pytest.fixture(autouse=True)
-def _code():
-    """What the code says of the schedule."""
-    current_app.conf.beat_schedule = {"report": {"task": "tests.tasks.noop", "schedule": 3600.0}}
-    yield
-    current_app.conf.beat_schedule = {}
-
-
-def schedule(**more) -> None:
-    """One that is in time, but for ``more``."""
-    times = {"defined_at": ago(9999), "last_tick": ago(60), "next_tick": ago(-60), "last_run": ago(60)}
-    given = {"name": "report", "task": TASK, "timing": "every hour", "definition": "x", **times, **more}
-    Schedule.objects.create(**given)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("scheduled")]
 
 
 # The situations

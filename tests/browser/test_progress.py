@@ -7,15 +7,13 @@ from django.urls import reverse
 from django.utils import timezone
 from playwright.sync_api import expect
 
-from jobs.database import databases
-from jobs.lifecycle import worker_orders
 from jobs.models import Job
+from jobs.store import databases, worker_orders
 from shop.services import hand_in
 from tests.browser.axe import violations
-from tests.browser.pages import change
-from tests.browser.test_actions import said
-from tests.contrib.batches.test_batches import made
-from tests.rows import make, make_node, say
+from tests.browser.pages import change, said
+from tests.contrib.batches.making import made
+from tests.helpers.rows import make, make_node, say
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -8,12 +8,11 @@ from playwright.sync_api import expect
 
 from jobs.models import Job, Schedule
 from tests.browser.axe import violations
-from tests.browser.pages import RUN
-from tests.browser.test_actions import said
-from tests.browser.test_problems import _code, ago, schedule, worker  # noqa: F401
-from tests.rows import make
+from tests.browser.pages import RUN, said
+from tests.browser.rows import ago, schedule, worker
+from tests.helpers.rows import make
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("scheduled")]
 
 ENTRIES = reverse("admin:jobs_schedule_changelist")
 REPORT = reverse("admin:jobs_schedule_change", args=["report"])

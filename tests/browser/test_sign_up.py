@@ -8,7 +8,7 @@ from playwright.sync_api import expect
 
 from jobs.models import Job
 from shop.demo.mail_server import MailServer
-from tests.harness import Worker, wait_ended
+from tests.helpers.harness import Worker, wait_ended
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

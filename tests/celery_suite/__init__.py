@@ -18,8 +18,8 @@ from uuid import uuid4
 
 import celery
 
-from tests.sdist import sdist, unpack
-from tests.servers import Postgres, Redis, die_with_parent
+from tests.helpers.sdist import sdist, unpack
+from tests.helpers.servers import Postgres, Redis, die_with_parent
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent

@@ -17,7 +17,7 @@ from celery.contrib.testing import manager, worker
 from celery.utils.nodenames import anon_nodename
 
 from tests.celery_suite import differences
-from tests.servers import die_with_parent, wait_for
+from tests.helpers.servers import die_with_parent, wait_for
 
 IS_OURS = "DJANGO_SETTINGS_MODULE" in os.environ
 #: Seconds for a test, and for one that is known to fail.

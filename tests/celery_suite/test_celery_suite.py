@@ -6,7 +6,7 @@ import pytest
 
 from tests.celery_suite import differences, run, source
 from tests.conftest import not_installed, server
-from tests.servers import Missing, Postgres
+from tests.helpers.servers import Missing, Postgres
 
 pytestmark = [
     pytest.mark.slow,

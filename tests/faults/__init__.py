@@ -10,8 +10,8 @@ and its marks name that as data (``guards.py``): a function of ``jobs``, and wha
 
 Where no whole function is the guard, it is one call or one clause in it (``call=``, ``clause=``). Several marks are
 taken out one by one. Several parts of one mark are taken out together: each stands behind the one before. ``case``
-holds words of the scenario's id, for a guard that only some of its cells need. ``tests/test_guards.py`` looks after the
-names.
+holds words of the scenario's id, for a guard that only some of its cells need.
+``tests/acceptance/test_fault_guards.py`` looks after the names.
 
     pytest tests/faults                   each scenario in one of its cells (database, broker), rotating
     pytest tests/faults --faults=all      in every cell in which it can occur, also the long ones, and in each manner

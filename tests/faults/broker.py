@@ -6,8 +6,8 @@ from contextlib import suppress
 
 from celery import current_app
 
-from jobs.database.databases import side
-from tests.servers import Redis, Server
+from jobs.store.databases import side
+from tests.helpers.servers import Redis, Server
 
 
 class Broker:

@@ -6,8 +6,8 @@ import glob
 import os
 from pathlib import Path
 
-from tests import harness
 from tests.conftest import not_installed
+from tests.helpers import harness
 
 HERE = Path(__file__).parent
 

@@ -10,13 +10,13 @@ import amqp
 import pytest
 
 from jobs.events.amqp import queue_of
-from tests import servers
 from tests.conftest import faults_mode, server
 from tests.faults.broker import Broker
 from tests.faults.database import Database, PostgresTemplate, SqliteTemplate
 from tests.faults.ledger import Ledger
 from tests.faults.services import Services
-from tests.loyalty import alias_of
+from tests.helpers import servers
+from tests.helpers.loyalty import alias_of
 
 DATABASES = {"postgres": servers.Postgres, "sqlite": None}
 BROKERS = {"redis": servers.Redis, "rabbitmq": servers.RabbitMQ, "jobs": None}

@@ -16,7 +16,7 @@ from django.core.management import call_command
 from django.db import InterfaceError, OperationalError, connection, connections
 
 from tests.conftest import not_installed, server
-from tests.servers import Missing, PgBouncer, Postgres, Server, wait_for
+from tests.helpers.servers import Missing, PgBouncer, Postgres, Server, wait_for
 
 SQLITE_OPTIONS = {
     "transaction_mode": "IMMEDIATE",

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 from tests.faults.producer import Producer
 from tests.faults.worker import Worker
-from tests.servers import wait_for
+from tests.helpers.servers import wait_for
 
 #: Jobs that each producer enqueues in a second.
 PACE = 20

@@ -19,8 +19,8 @@ from jobs.conf import conf
 from jobs.inspection.verify import verify
 from jobs.models import ENDED, Job
 from tests import tasks
+from tests.helpers.servers import wait_for
 from tests.models import Effect, Order
-from tests.servers import wait_for
 
 #: Each scenario commits at least so many jobs with an effect.
 LEAST = 300

@@ -16,7 +16,7 @@ from django.core.management import call_command
 from django.db import connection
 
 from tests.faults.database import Database, use
-from tests.servers import Missing, Postgres, as_nobody
+from tests.helpers.servers import Missing, Postgres, as_nobody
 
 #: The tables of a scenario, and the schema that they are in, belong to a role.
 _GIVE = """

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests import harness
 from tests.faults.process import Process
-from tests.servers import die_with_parent
+from tests.helpers import harness
+from tests.helpers.servers import die_with_parent
 
 #: What it runs; the imports need Django to be set up.
 PROGRAM = """

@@ -21,8 +21,8 @@ from shop.events import order_paid
 from shop.loyalty.models import Account, Award
 from tests.faults.ledger import LEAST
 from tests.faults.worker import Worker
-from tests.loyalty import LoyaltyWorker
-from tests.servers import RabbitMQ, wait_for
+from tests.helpers.loyalty import LoyaltyWorker
+from tests.helpers.servers import RabbitMQ, wait_for
 
 #: So many customers have an order of their events.
 CUSTOMERS = 50

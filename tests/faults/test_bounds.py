@@ -22,9 +22,9 @@ from tests import tasks
 from tests.faults.ledger import Ledger
 from tests.faults.process import Process
 from tests.faults.worker import Worker, workers
-from tests.harness import in_body, wait_ended
+from tests.helpers.harness import in_body, wait_ended
+from tests.helpers.servers import wait_for
 from tests.models import Effect
-from tests.servers import wait_for
 
 pytestmark = pytest.mark.bounds
 

@@ -13,8 +13,8 @@ from tests.faults.guards import Without, guard
 from tests.faults.ledger import LOST_CHILD, WORK
 from tests.faults.manner import again
 from tests.faults.worker import Worker
+from tests.helpers.servers import wait_for
 from tests.models import Effect
-from tests.servers import wait_for
 
 #: Seconds in which jobs are done that nothing stands in the way of.
 AT_ONCE = 5.0

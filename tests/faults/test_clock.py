@@ -16,8 +16,8 @@ from tests.faults.ledger import WORK
 from tests.faults.manner import again
 from tests.faults.producer import Producer
 from tests.faults.worker import Worker, workers
+from tests.helpers.servers import wait_for
 from tests.models import Order
-from tests.servers import wait_for
 
 #: The database's clock, and not the machine's, says what is now.
 CLOCK = Without("jobs.lifecycle.transitions:now_plus", "timezone.now() + datetime.timedelta(seconds=seconds)")

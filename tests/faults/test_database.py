@@ -20,9 +20,9 @@ from tests.faults.ledger import LOST_CHILD, LOST_WORKER, WORK
 from tests.faults.manner import again
 from tests.faults.proxy import Proxy
 from tests.faults.worker import Worker, workers
-from tests.harness import in_body
+from tests.helpers.harness import in_body
+from tests.helpers.servers import wait_for
 from tests.models import Effect, Order
-from tests.servers import wait_for
 
 #: Seconds that a database is away: 40 with the clocks that users get.
 OUTAGE = 2.7 * conf().DEAD_AFTER
@@ -117,7 +117,7 @@ def test_idle_connections_exhaust_the_server(ledger, database):
         assert not Job.objects.filter(crashes__gt=0).exists()
 
 
-@guard(Without("jobs.database.sessions:Session.__init__", "True", clause="pid[0] == raw.info.backend_pid"))
+@guard(Without("jobs.store.sessions:Session.__init__", "True", clause="pid[0] == raw.info.backend_pid"))
 def test_dead_worker_behind_a_pooler(ledger, database, tmp_path):
     """The server processes that it used serve others by now, who are not to be hurt.
 
@@ -147,7 +147,7 @@ def locks_two(key, first, second):
 
 @guard(Without("jobs.execution.pipeline:_is_conflict", "False"))
 @guard(
-    Without("jobs.database.sessions:Session.prepared", "vars(self)", clause='getattr(known, "_names", None)'),
+    Without("jobs.store.sessions:Session.prepared", "vars(self)", clause='getattr(known, "_names", None)'),
 )
 def test_deadlocks(ledger):
     """Two kinds of bodies lock the same two rows in opposite order, again and again.
@@ -190,7 +190,7 @@ def test_serialization_failures(ledger, level):
         assert_nobody_is_blamed()
 
 
-@guard(Without("jobs.database.databases:REFUSES", "()"))
+@guard(Without("jobs.store.databases:REFUSES", "()"))
 def test_failover_to_a_reader_and_back(ledger, database):
     """For a moment the name leads to a server that takes no writes. Its connections are sound, and stay.
 
@@ -208,7 +208,7 @@ def test_failover_to_a_reader_and_back(ledger, database):
         assert_nobody_is_blamed()
 
 
-@guard(Without("jobs.database.databases:REFUSES", "()"))
+@guard(Without("jobs.store.databases:REFUSES", "()"))
 def test_server_takes_no_writes(ledger, database):
     """For a moment, and from one transaction to the next: also of jobs that were claimed before.
 
@@ -313,8 +313,8 @@ def test_a_transaction_left_idle_in_another_session(ledger, database):
         assert ledger.longest_wait(began) < SLACK
 
 
-@guard(Without("jobs.database.databases:free", "rows.select_for_update()"))
-@guard(Without("jobs.lifecycle.claims:_CLAIM", "", clause=" SKIP LOCKED"))
+@guard(Without("jobs.store.databases:free", "rows.select_for_update()"))
+@guard(Without("jobs.store.postgresql:CLAIM", "", clause=" SKIP LOCKED"))
 def test_a_transaction_left_idle_that_holds_jobs(ledger, database):
     """They have to wait for it, be they ready, due, expired, asked to end or old; nobody else has.
 
@@ -354,7 +354,7 @@ def test_a_hundred_thousand_due_in_the_same_second(ledger):
 @guard(Without("jobs.execution.pipeline:_attempt", "False", clause='reached == "begin"'))
 @guard(
     Without(
-        "jobs.database.turns:_turn",
+        "jobs.store.turns:_turn",
         "_threads.acquire(), processes.acquire(), (yield), processes.release(), _threads.release()",
     )
 )

@@ -21,10 +21,10 @@ from tests.faults.ledger import LOST_CHILD, WORK
 from tests.faults.manner import again
 from tests.faults.producer import Producer
 from tests.faults.worker import Worker, workers
-from tests.gates import once_only
-from tests.harness import in_body, wait_beats, wait_state
+from tests.helpers.gates import once_only
+from tests.helpers.harness import in_body, wait_beats, wait_state
+from tests.helpers.servers import wait_for
 from tests.models import Effect, Order
-from tests.servers import wait_for
 
 #: The worker declares its own node dead, when it stops in good order.
 SIGN_OFF = Without("jobs.worker.companion:Process._sign_off", call="rescue.bury")

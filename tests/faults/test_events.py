@@ -15,7 +15,7 @@ from tests.faults.guards import Without, guard
 from tests.faults.handlers import HANDLERS, other
 from tests.faults.ledger import LEAST, LOST_CHILD, LOST_WORKER, WORK
 from tests.faults.manner import again
-from tests.servers import wait_for
+from tests.helpers.servers import wait_for
 
 pytestmark = [pytest.mark.databases("postgres", "sqlite"), pytest.mark.brokers("jobs")]
 

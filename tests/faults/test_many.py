@@ -13,8 +13,8 @@ from tests import tasks
 from tests.faults.fleet import Fleet
 from tests.faults.guards import guard
 from tests.faults.ledger import LEAST, LOST_WORKER
+from tests.helpers.servers import wait_for
 from tests.models import Order
-from tests.servers import wait_for
 
 
 @guard("jobs.maintenance.rescue:OwnJobs.settle_dead", "jobs.maintenance.rescue:OwnJobs.hand_back_orphans")

@@ -16,12 +16,14 @@ from tests.faults.guards import Without, guard
 from tests.faults.ledger import LOST_WORKER, WORK
 from tests.faults.proxy import Proxy
 from tests.faults.worker import Worker, workers
-from tests.gates import wait_for_file
+from tests.helpers.gates import wait_for_file
+from tests.helpers.servers import wait_for
 from tests.models import Effect
-from tests.servers import wait_for
 
 #: A node whose beat finds no row has been declared dead, and goes on under another id.
-ANOTHER_ID = Without("jobs.worker.companion:Process._beat", "[beats.beat(self._side, board.node)]", call="beats.beat")
+ANOTHER_ID = Without(
+    "jobs.worker.companion:Process._beat", "[heartbeats.beat(self._side, board.node)]", call="heartbeats.beat"
+)
 
 
 def dead(worker: Worker) -> bool:
@@ -93,11 +95,7 @@ def gated_by_lease(self, key, directory):
     wait_for_file(f"{directory}/gate-{self.job.lease}")
 
 
-@guard(
-    Without(
-        "jobs.lifecycle.completion:owned", "Job.objects.using(job._state.db).filter(pk=job.pk, state=State.RUNNING)"
-    )
-)
+@guard(Without("jobs.store.base:owned", "Job.objects.using(job._state.db).filter(pk=job.pk, state=State.RUNNING)"))
 def test_zombie_wakes_while_its_successor_runs(ledger, tmp_path):
     """Its connection was ended; what it writes on a new one must not touch the run of the other.
 

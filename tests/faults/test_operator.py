@@ -18,15 +18,15 @@ from tests.faults.ledger import LOST_WORKER, WORK, Ledger
 from tests.faults.manner import again
 from tests.faults.producer import Producer
 from tests.faults.worker import Worker, workers
-from tests.harness import in_body
+from tests.helpers.harness import in_body
+from tests.helpers.servers import wait_for
 from tests.models import Effect, Order
-from tests.servers import wait_for
 
 #: A copy's own broker: sharing the original's would be another mistake.
 ELSEWHERE = {"CELERY_BROKER_URL": "jobs://"}
 
 #: A worker that never asks whose database it is, at its start and at every beat.
-ASKS = "jobs.database.identity:check_all"
+ASKS = "jobs.store.identity:check_all"
 
 
 def jobs(*command: str) -> str:
@@ -96,7 +96,7 @@ def refused_by_the_copy(states: dict[str, int]) -> None:
 @pytest.mark.quick
 @guard(
     Without(
-        "jobs.lifecycle.completion:_SUCCEED",
+        "jobs.store.postgresql:SUCCEED",
         "",
         clause="AND NOT EXISTS (SELECT 1 FROM jobs_cancellation WHERE job = {{2}})",
     )

@@ -11,13 +11,14 @@ from celery.exceptions import SoftTimeLimitExceeded
 from django.db import connection
 
 from jobs.models import Job
-from tests import misbehaving, tasks
+from tests import tasks
 from tests.faults.guards import Without, guard
 from tests.faults.ledger import LOST_CHILD, LOST_WORKER
 from tests.faults.manner import again
 from tests.faults.worker import Worker, workers
+from tests.helpers import misbehaving
+from tests.helpers.servers import wait_for
 from tests.models import Effect
-from tests.servers import wait_for
 
 #: The companion settles what its process died with; and behind it, it gives back what no process has.
 SETTLE_DEAD = "jobs.maintenance.rescue:OwnJobs.settle_dead"
@@ -77,7 +78,7 @@ def test_a_body_that_kills_its_process_now_and_then(ledger, tmp_path, how):
 
 @pytest.mark.databases("sqlite")
 @pytest.mark.parametrize("where", ["rollback", "function"])
-@guard(Without("jobs.database.databases:roll_back", call="_rollback"), case="rollback")
+@guard(Without("jobs.store.databases:roll_back", call="_rollback"), case="rollback")
 @guard(Without("jobs.execution.settlement:shutdown_behind", call="SystemExit"), case="function")
 def test_process_ended_inside_sqlite(ledger, tmp_path, where):
     """A SIGTERM between the failure of a body and its ROLLBACK, or in a function that SQLite calls.
@@ -145,7 +146,7 @@ def test_hard_time_limit(ledger, database, where):
 
 
 @pytest.mark.parametrize("where", ["python", "query", "commit", again("autocommit")])
-@guard("jobs.database.databases:cancel_query", case="query")
+@guard("jobs.store.databases:cancel_query", case="query")
 def test_soft_time_limit(ledger, database, where):
     """An exception in mid-body, in mid-query, or in a query without a transaction; the connection serves the next job,
     and the locks are free for all the others. Inside the COMMIT it is too late: the work is done.
@@ -197,10 +198,10 @@ def _handle_limit(key, how):
 
 
 @pytest.mark.parametrize("how", ["queries", "returns", "conflict"])
-@guard(Without("jobs.database.databases:is_lost", "False", call="is_interrupted"), case="queries")
+@guard(Without("jobs.store.databases:is_lost", "False", call="is_interrupted"), case="queries")
 @guard(Without("jobs.execution.pipeline:_look_after", "False", call="databases.is_interrupted"), case="returns")
 @guard(Without("jobs.execution.pipeline:_look_after", "True", call="databases.is_idle"), case="returns")
-@guard(Without("jobs.database.databases:roll_back", "False", call="is_interrupted"), case="returns")
+@guard(Without("jobs.store.databases:roll_back", "False", call="is_interrupted"), case="returns")
 @guard(Without("jobs.execution.pipeline:_what_struck", "exc"), case="conflict")
 def test_soft_time_limit_that_the_body_handles(ledger, how):
     """In mid-query: it goes on over a connection that takes no other query. That is its own failure, and one time is

@@ -28,10 +28,10 @@ from tests.faults.ledger import LOST_CHILD, LOST_WORKER, WORK, Ledger
 from tests.faults.manner import again
 from tests.faults.premises import Disk, OnDisk, Setting, Standby, Wired
 from tests.faults.worker import Worker
-from tests.gates import once_only, wait_for_file
-from tests.harness import in_body
+from tests.helpers.gates import once_only, wait_for_file
+from tests.helpers.harness import in_body
+from tests.helpers.servers import Missing, Postgres, wait_for
 from tests.models import Effect, Order
-from tests.servers import Missing, Postgres, wait_for
 
 #: PostgreSQL's levels, as psycopg counts them.
 REPEATABLE_READ, SERIALIZABLE = 3, 4
@@ -344,8 +344,8 @@ def test_scenes_over_a_standby_that_is_promoted(ledger, own, tmp_path):
 @pytest.mark.long
 @pytest.mark.brokers("jobs")
 @pytest.mark.parametrize("disk", ["of the tables", "of the server", "of the file"])
-@guard(Without("jobs.database.databases:is_full", "False"), case="tables")
-@guard(Without("jobs.database.databases:is_full", "False"), case="file")
+@guard(Without("jobs.store.databases:is_full", "False"), case="tables")
+@guard(Without("jobs.store.databases:is_full", "False"), case="file")
 def test_scenes_on_a_disk_that_was_full(ledger, own, tmp_path, disk):
     """Of a tablespace, or of an SQLite file: what is written fails. Of all: the server may end, until there is room.
 
@@ -378,7 +378,7 @@ def test_scenes_on_a_disk_that_was_full(ledger, own, tmp_path, disk):
 
 @pytest.mark.long
 @pytest.mark.brokers("jobs")
-@guard("jobs.database.databases:_watch_from_the_server")
+@guard("jobs.store.databases:_watch_from_the_server")
 @guard("jobs.maintenance.rescue:rescue_all")
 def test_scenes_over_a_wire_that_was_cut(ledger, own, tmp_path):
     """For 45 s each packet between one worker and the server is dropped. Both ends let go of their connections.

@@ -12,12 +12,13 @@ from django.db import OperationalError, connection
 
 from jobs.lifecycle import transitions
 from jobs.models import Job
-from tests import misbehaving, tasks
+from tests import tasks
 from tests.faults.guards import Without, guard
 from tests.faults.ledger import LOST_CHILD, WORK
 from tests.faults.worker import Worker, workers
+from tests.helpers import misbehaving
+from tests.helpers.servers import wait_for
 from tests.models import Effect, Order
-from tests.servers import wait_for
 
 
 @pytest.mark.parametrize("how", ["deadline", "nul", "unspeakable"])
@@ -92,7 +93,7 @@ def loses_its_link(key):
         cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
 
 
-@guard("jobs.database.databases:tidy")
+@guard("jobs.store.databases:tidy")
 @guard(Without("jobs.execution.pipeline:_look_after", "False", call="databases.has_transaction"))
 @guard(Without("jobs.execution.pipeline:_look_after", "True", call="databases.is_idle"))
 def test_connection_left_behind(ledger):

@@ -9,9 +9,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests import harness
 from tests.faults.process import Process
-from tests.servers import wait_for
+from tests.helpers import harness
+from tests.helpers.servers import wait_for
 
 
 class Worker(harness.Worker):

@@ -1,1 +1,1 @@
-"""Packages of others on our task class: what their users rely on. Run by ``tests/test_strangers.py``."""
+"""Packages of others on our task class: what their users rely on. Run by ``tests/acceptance/test_strangers.py``."""

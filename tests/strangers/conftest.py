@@ -5,7 +5,7 @@ from django.conf import settings
 
 
 def pytest_ignore_collect(collection_path, config):
-    """Only where the packages are: tests/test_strangers.py runs these files there."""
+    """Only where the packages are: tests/acceptance/test_strangers.py runs these files there."""
     return True if settings.SETTINGS_MODULE != "tests.strangers.settings" else None
 
 

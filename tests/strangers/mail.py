@@ -6,7 +6,7 @@ from pathlib import Path
 from django.conf import settings
 from django.core.mail.backends.filebased import EmailBackend
 
-from tests.gates import once_only
+from tests.helpers.gates import once_only
 
 
 class RefusesOnce(EmailBackend):

@@ -4,7 +4,7 @@ import celery_progress.backend
 import structlog
 from celery import shared_task
 
-from tests.gates import wait_for_file
+from tests.helpers.gates import wait_for_file
 from tests.models import Effect
 
 logger = structlog.get_logger("django_structlog.tests")

@@ -14,8 +14,8 @@ from django_celery_results.models import TaskResult
 
 from jobs.models import Job, Schedule
 from tests import tasks
-from tests.harness import ROOT, Worker, effects, environment, wait_ended
-from tests.servers import die_with_parent, wait_for
+from tests.helpers.harness import ROOT, Worker, effects, environment, wait_ended
+from tests.helpers.servers import die_with_parent, wait_for
 from tests.strangers.tasks import divides
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -5,8 +5,8 @@ from django.core.mail import EmailMessage, get_connection
 from django.db import transaction
 
 from jobs.models import Job
-from tests.harness import Worker, wait_ended
-from tests.servers import wait_for
+from tests.helpers.harness import Worker, wait_ended
+from tests.helpers.servers import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

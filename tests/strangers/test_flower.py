@@ -9,8 +9,8 @@ import urllib.request
 import pytest
 
 from tests import tasks
-from tests.harness import ROOT, Worker, environment, wait_ended
-from tests.servers import die_with_parent, wait_for
+from tests.helpers.harness import ROOT, Worker, environment, wait_ended
+from tests.helpers.servers import die_with_parent, wait_for
 from tests.strangers.tasks import divides
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -6,7 +6,7 @@ import pytest
 from health_check.contrib.celery import Ping
 from health_check.exceptions import ServiceUnavailable
 
-from tests.harness import Worker
+from tests.helpers.harness import Worker
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -8,7 +8,7 @@ from post_office.models import Email
 
 from jobs import checks
 from jobs.models import Job
-from tests.harness import Worker, wait_ended
+from tests.helpers.harness import Worker, wait_ended
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

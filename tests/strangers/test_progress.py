@@ -6,8 +6,8 @@ from celery.result import AsyncResult
 from celery.utils.imports import symbol_by_name
 from celery_progress.backend import Progress
 
-from tests.harness import Worker, wait_ended
-from tests.servers import wait_for
+from tests.helpers.harness import Worker, wait_ended
+from tests.helpers.servers import wait_for
 from tests.strangers.tasks import counts, counts_without_a_transaction
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -5,8 +5,8 @@ import sentry_sdk
 from sentry_sdk.integrations.celery import CeleryIntegration
 
 from tests import tasks
-from tests.harness import Worker, wait_ended
-from tests.servers import wait_for
+from tests.helpers.harness import Worker, wait_ended
+from tests.helpers.servers import wait_for
 from tests.strangers import sentry
 from tests.strangers.tasks import divides, kills
 

@@ -5,8 +5,8 @@ import json
 import pytest
 import structlog
 
-from tests.harness import Worker, wait_ended
-from tests.servers import wait_for
+from tests.helpers.harness import Worker, wait_ended
+from tests.helpers.servers import wait_for
 from tests.strangers.tasks import divides, logs
 
 pytestmark = pytest.mark.django_db(transaction=True)

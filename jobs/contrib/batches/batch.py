@@ -26,7 +26,6 @@ from jobs.calling.following import calls_are_rows
 from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.contrib.batches.models import Batch
-from jobs.database import databases
 from jobs.errors import LostLease
 from jobs.lifecycle import transitions
 from jobs.lifecycle.board import BODY
@@ -34,6 +33,7 @@ from jobs.lifecycle.run import current_job, current_run
 from jobs.lifecycle.transitions import now_plus
 from jobs.models import LIVE, UNSUCCESSFUL, Job, State
 from jobs.models.values import decoded, scrub, storable
+from jobs.store import databases
 
 #: Seconds until a batch is looked at again whose callback could not be called; and for which one is kept whose jobs are
 #: gone.

@@ -64,7 +64,7 @@ class Batches(Extension):
     def ticked(self, answers: Mapping[str, Mapping[str, Any]]) -> None:
         if found := [alias for alias, said in answers.items() if said["open_batches"]]:
             from jobs.contrib.batches import batch
-            from jobs.database import databases
+            from jobs.store import databases
 
             databases.everywhere(batch.close_ended, found)
 

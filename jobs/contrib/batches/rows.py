@@ -14,11 +14,11 @@ from django.utils.translation import gettext, ngettext
 
 from jobs.contrib.batches.batch import counts
 from jobs.contrib.batches.models import Batch
-from jobs.database import databases
 from jobs.inspection.public import Other
 from jobs.inspection.remarks import NAMED, Remark, ago, remark
 from jobs.inspection.why.view import Reason
 from jobs.models import ENDED, LIVE, UNSUCCESSFUL, Job, State
+from jobs.store import databases
 
 #: Seconds after which a remark tells of a batch whose last job does not end; of one that is not closed.
 LONG, UNCLOSED = 600.0, 90.0

@@ -16,7 +16,7 @@ from django.db.models import Model
 from django.test.testcases import DatabaseOperationForbidden  # type: ignore[attr-defined]
 
 from jobs.conf import conf
-from jobs.database import databases
+from jobs.store import databases
 
 Row = dict[str, Any]
 

@@ -25,9 +25,9 @@ from jobs.contrib.crashtest.child import Children
 from jobs.contrib.crashtest.compare import Outcome, Varying
 from jobs.contrib.crashtest.events import Event
 from jobs.contrib.crashtest.report import Examination, Finding, as_html
-from jobs.database import databases
 from jobs.lifecycle.redaction import Shown
 from jobs.models import Job
+from jobs.store import databases
 from jobs.testing.inline import is_ours
 
 #: At most so many points are tried. If there are more, those after effects and commits come first.

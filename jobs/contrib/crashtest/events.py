@@ -37,10 +37,10 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
 from jobs.conf import syncpoints
-from jobs.database import databases
 from jobs.execution import pipeline
 from jobs.lifecycle import isolation
 from jobs.lifecycle.run import current_run
+from jobs.store import databases
 
 #: The kinds of events that leave the machine. No rollback undoes them.
 EFFECTS = ("mail", "http", "celery")

@@ -18,12 +18,12 @@ from django.db.transaction import TransactionManagementError
 from jobs.conf.logs import log
 from jobs.conf.syncpoints import reach
 from jobs.contrib.effects.models import Effect
-from jobs.database import databases
 from jobs.errors import Busy, EffectParked, LostLease
 from jobs.idempotency.keys import joined
 from jobs.lifecycle import transitions
 from jobs.lifecycle.run import Run, current_run, persistently
 from jobs.models.values import decoded, jsonable, safe_repr, scrub
+from jobs.store import databases
 
 
 @contextmanager

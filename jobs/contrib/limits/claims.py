@@ -18,26 +18,27 @@ import uuid
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 from celery import Celery
-from django.db import Error, IntegrityError, connections, transaction
+from django.db import Error, IntegrityError, transaction
 from django.db.models import Min, Q, QuerySet
 
+from jobs import store
 from jobs.conf import celery_app
 from jobs.conf.logs import logger
 from jobs.conf.rates import Limit
 from jobs.contrib.limits import limits
+from jobs.contrib.limits import store as limited
 from jobs.contrib.limits.limits import Limits, name_of
 from jobs.contrib.limits.models import Gate
-from jobs.database import databases
-from jobs.database.sessions import literal, session_of
 from jobs.lifecycle import claims
 from jobs.lifecycle.board import board
-from jobs.lifecycle.claims import COLUMNS
 from jobs.lifecycle.ring import bell
 from jobs.models import CLAIMABLE, HELD, LINED, PLACED, SEATED, Job, State
+from jobs.models.columns import ORDER, POSITION
+from jobs.store import databases
+from jobs.store.base import Claim
 
 #: So many jobs that stand in the way are held; and of the limit that most of them have, so many in one statement.
 CROWD, KIN = 50, 1000
@@ -55,151 +56,6 @@ GATES, AHEAD, LET_IN = 100, 2.0, CROWD // 2
 SHORTEST_LOOK = 0.05
 #: Seconds between two looks at what is held, however far off its rate's time is: the rate may be another one by then.
 LONGEST_LOOK = 60.0
-
-_NOW = "EXTRACT(EPOCH FROM statement_timestamp())::float8"
-
-#: The first jobs of the queue, one by one until there are enough: of a limit only the first of its line, and only if
-#: there is a place. Those that are passed over are not locked.
-_CLAIM = """
-WITH first AS MATERIALIZED (
-    SELECT id, limit_key, rank, run_at, array_position({tasks}::text[], task::text) AS own FROM jobs_job
-    WHERE state = 'ready' AND held IS NULL AND queue = {queue} {start} {without}
-      AND (expires_at IS NULL OR expires_at > statement_timestamp())
-      AND EXISTS (SELECT 1 FROM jobs_node WHERE id = %(node)s AND dead_at IS NULL)
-      AND NOT EXISTS (SELECT 1 FROM jobs_pause WHERE queue = {queue})
-    ORDER BY rank, run_at, id
-    LIMIT {window}
-), taken AS MATERIALIZED (
-    -- Once, and not for each key: the planner may choose the index of all that runs, and read all of it.
-    SELECT limit_key, array_agg(limit_place) AS taken_places FROM jobs_job
-    WHERE state = 'running' AND limit_place IS NOT NULL AND limit_key = ANY (ARRAY(SELECT limit_key FROM first))
-    GROUP BY limit_key
-), found AS MATERIALIZED (
-    SELECT job.id, head.rank, head.run_at, head.limit_key, head.place, head.burst, coalesce(head.pause, 0) AS pause
-    FROM (
-        SELECT id, limit_key, rank, run_at, own, places, burst, pause, number,
-            CASE WHEN number > 1 THEN NULL WHEN taken_places IS NULL AND places > 0 THEN 0 ELSE (
-                SELECT free FROM generate_series(0, places - 1) AS free
-                WHERE free <> ALL (taken_places)
-                    -- The limit may have been higher when those began that run.
-                    AND places > cardinality(taken_places)
-                LIMIT 1
-            ) END AS place
-        FROM (
-            SELECT id, limit_key, rank, run_at, own, taken_places, ({places}::int[])[own] AS places,
-                ({bursts}::int[])[own] AS burst, ({pauses}::float8[])[own] AS pause,
-                row_number() OVER (PARTITION BY limit_key ORDER BY rank, run_at, id) AS number
-            FROM first LEFT JOIN taken USING (limit_key)
-        ) AS numbered
-        ORDER BY rank, run_at, id
-    ) AS head
-    -- One by one by their key, whatever the planner thinks of the table. What is asked of a row is asked once more when
-    -- it is locked: another claim may have held it since, or somebody moved it.
-    CROSS JOIN LATERAL (
-        SELECT id FROM jobs_job WHERE id = head.id AND state = 'ready' AND held IS NULL AND queue = {queue}
-        FOR UPDATE SKIP LOCKED
-    ) AS job
-    WHERE head.own IS NULL OR (
-        -- One that was called before its task had a limit has no key yet.
-        head.limit_key IS NOT NULL AND (head.places IS NULL OR head.place IS NOT NULL)
-        AND head.number = 1
-        -- Jobs that are held are not among the rows that were read, and may stand before it in its line.
-        AND CASE WHEN (SELECT NOT EXISTS (SELECT 1 FROM jobs_gate WHERE look_at IS NOT NULL)) THEN true
-            ELSE NOT EXISTS (
-                SELECT 1 FROM jobs_job AS earlier
-                WHERE earlier.state = 'ready' AND earlier.limit_key = head.limit_key AND earlier.queue = {queue}
-                  AND (earlier.rank, earlier.run_at, earlier.id) < (head.rank, head.run_at, head.id)
-            ) END {open}
-    )
-    ORDER BY head.rank, head.run_at, head.id
-    LIMIT {limit}
-) {picked}
-UPDATE jobs_job
-SET state = 'running', lease = lease + 1, token = %(token)s, node_id = %(node)s, backend = %(backend)s,
-    started_at = statement_timestamp(), limit_place = {source}.place, queue_place = {queue_place}
-FROM {source}, (SELECT set_config('synchronous_commit', 'off', true)) AS unsynced
-WHERE jobs_job.id = {source}.id {passed}
-RETURNING {columns}
-"""
-
-#: From the row on that was the first at the last look: the index entries of those before it may still be there.
-_START = "AND (rank, run_at, id) >= (%(rank)s::smallint, %(run_at)s::timestamptz, %(id)s::uuid)"
-
-#: From when on the next start is counted, as :func:`next_at`.
-_NEXT = """CASE WHEN last_at > {now} + 1 THEN {now}
-    ELSE least(next_at, least(last_at, {now}) + {burst} * {pause}) END"""
-
-#: The rate of a task's limit lets one start now.
-_OPEN = """AND (head.pause = 0 OR NOT EXISTS (
-            SELECT 1 FROM jobs_gate
-            WHERE key = head.limit_key AND {next} > {now} + (head.burst - 1) * head.pause
-        ))"""
-
-#: Where there are rates, or a limit of the queue. What a rate lets in now must begin now, and not behind the others of
-#: a batch: it is claimed alone.
-_PICKED = """, picked AS MATERIALIZED (
-    SELECT * FROM (
-        SELECT *, row_number() OVER best AS number, first_value(pause) OVER best AS first_pause
-        FROM found WINDOW best AS (ORDER BY rank, run_at, id)
-    ) AS ordered {of_queue}
-    WHERE CASE WHEN first_pause > 0 THEN number = 1 ELSE pause = 0 END {most}
-), paced AS MATERIALIZED (
-    SELECT limit_key::text AS key, greatest((SELECT {next} FROM jobs_gate WHERE key = limit_key), {now}) AS base,
-        pause AS step, (SELECT next_at FROM jobs_gate WHERE key = limit_key) AS seen
-    FROM picked WHERE pause > 0 {queue_paced}
-), passed AS (
-    INSERT INTO jobs_gate AS gate (key, last_at, next_at) SELECT key, base, base + step FROM paced
-    ON CONFLICT (key) DO UPDATE SET last_at = EXCLUDED.last_at, next_at = EXCLUDED.next_at
-    -- Else another claim was faster, and this one gets nothing.
-    WHERE gate.next_at <= EXCLUDED.last_at OR gate.next_at = (SELECT seen FROM paced WHERE paced.key = gate.key)
-    RETURNING 1
-), counted AS MATERIALIZED (
-    SELECT (SELECT count(*) FROM passed) AS passed, (SELECT count(*) FROM paced) AS paced
-)"""
-
-#: All gates, or none: if it passed that of the task and not that of the queue, an error undoes it (a division by zero).
-_PASSED = """AND (
-    SELECT CASE WHEN passed = paced THEN true WHEN passed = 0 THEN false ELSE 1 / (passed - passed) = 1 END FROM counted
-)"""
-
-#: Of a queue with a concurrency: each row gets the next free place of the queue.
-_OF_QUEUE = """JOIN (
-        SELECT place AS queue_place, row_number() OVER (ORDER BY place) AS number
-        FROM generate_series(0, {places} - 1) AS place
-        WHERE NOT EXISTS (
-            SELECT 1 FROM jobs_job AS other
-            WHERE other.state = 'running' AND other.queue = {queue} AND other.queue_place = place
-        )
-        ORDER BY place LIMIT greatest(0, {places} - (
-            SELECT count(*) FROM jobs_job AS other
-            WHERE other.state = 'running' AND other.queue = {queue} AND other.queue_place IS NOT NULL
-        ))
-    ) AS spots USING (number)"""
-
-#: Of a queue with a rate: so many may start now.
-_QUEUE_RATE = """CROSS JOIN (
-        SELECT greatest((SELECT {next} FROM jobs_gate WHERE key = {name}), {now}) AS queue_base
-    ) AS queue_gate"""
-_QUEUE_PACED = """UNION ALL
-    SELECT {name}, min(queue_base), count(*) * {pause}, (SELECT next_at FROM jobs_gate WHERE key = {name})
-    FROM picked HAVING count(*) > 0"""
-
-#: In one statement, so that no stop of this process keeps others from the gates.
-_HOLD = """
-WITH held AS (
-    UPDATE jobs_job SET held = true
-    WHERE id = ANY (ARRAY(
-        SELECT id FROM jobs_job WHERE id = ANY (%(ids)s) AND state = 'ready' AND held IS NULL FOR UPDATE SKIP LOCKED
-    ))
-    RETURNING limit_key
-), noted AS (
-    INSERT INTO jobs_gate AS gate (key, look_at)
-    SELECT limit_key, EXTRACT(EPOCH FROM clock_timestamp()) FROM held GROUP BY limit_key ORDER BY limit_key
-    -- Of a rate that is used up nobody can be let in before its time.
-    ON CONFLICT (key) DO UPDATE SET look_at = greatest(EXCLUDED.look_at, least(gate.next_at, EXCLUDED.look_at + 1))
-)
-SELECT count(*) FROM held
-"""
 
 
 @dataclass
@@ -286,18 +142,18 @@ class LimitedClaimer(claims.Claimer):
                 if _let_in(using, gate, known):
                     self._start.clear()
         rows = []
-        take = _take if connections[using].vendor == "postgresql" else _take_anywhere
+        claim, at_once = Claim(queue, node, size, token, without), store.of(using).writes_at_once
         for _ in range(TRIES):
             try:
                 # Behind the place of an old look somebody better may have come.
                 start = self._start.get(spot, ()) if time.monotonic() < self._tidy_at.get(spot, 0.0) else ()
                 if start:
                     beyond = MORE if spot in self._crowded else FEW
-                    rows = _take(using, queue, node, size, token, known, without, beyond, start)
+                    rows = limited.take(using, claim, known, beyond, start)
                     if len(rows) < size:
                         self._crowded.add(spot)
                 if not rows:
-                    rows = take(using, queue, node, size, token, known, without)
+                    rows = limited.take(using, claim, known, WINDOW) if at_once else _take_anywhere(using, claim, known)
             except Error as exc:
                 is_behind = isinstance(exc, IntegrityError) or databases.sqlstate(exc) == databases.DIVISION_BY_ZERO
                 if not is_behind and not databases.is_conflict(exc):
@@ -328,10 +184,10 @@ class LimitedClaimer(claims.Claimer):
         due = closed.filter(Q(look_at__lte=now) | Q(look_at__gt=now + LONGEST_LOOK + LOOK)).order_by("look_at")[:GATES]
         done = sum([_let_in(using, gate, known) for gate in due if _take_gate(using, gate, now)])
         self._holds = closed.exists()
-        ready = Job.objects.using(using).filter(CLAIMABLE, queue=queue).order_by("rank", "run_at", "id")
+        ready = Job.objects.using(using).filter(CLAIMABLE, queue=queue).order_by(*ORDER)
         head = list(_rows(ready)[:WINDOW])
-        if connections[using].vendor == "postgresql":
-            self._start[spot] = claims.PLACE(head[0]) if head else ()
+        if store.of(using).writes_at_once:
+            self._start[spot] = POSITION(head[0]) if head else ()
         if queue not in known.queues and not any(row.limit_key or row.task in known.tasks for row in head):
             self._plain_until[spot] = time.monotonic() + LOOK
             return bool(done)
@@ -348,75 +204,10 @@ class LimitedClaimer(claims.Claimer):
         return bool(done)
 
 
-def _take(
-    using: str,
-    queue: str,
-    node: uuid.UUID,
-    size: int,
-    token: int,
-    known: Limits,
-    without: Sequence[str] = (),
-    beyond: int = WINDOW,
-    start: tuple[Any, ...] = (),
-) -> list[Job]:
-    """PostgreSQL: all in one statement, so that nothing is held while this process does something else."""
-    session, own = session_of(using), known.queues.get(queue, Limit())
-    values = {"node": node, "token": token, "backend": session.backend, "without": list(without)}
-    values |= dict(zip(("rank", "run_at", "id"), start, strict=False))
-    limit = min(size, own.burst) if own.pause else size
-    sql = _statement(queue, limit, own, tuple(known.tasks.items()), beyond, bool(start), bool(without))
-    return claims.jobs_of(session.fetch(sql, values), using)
-
-
-@lru_cache(maxsize=1000)
-def _statement(
-    queue: str,
-    limit: int,
-    own: Limit,
-    of_tasks: tuple[tuple[str, Limit], ...],
-    beyond: int,
-    is_started: bool,
-    is_without: bool = False,
-) -> str:
-    """What the limits are stands in it as well: they change seldom, and the planner sees them."""
-    words: dict[str, Any] = {"queue": literal(queue), "name": literal(name_of(queue)), "now": _NOW}
-    words |= {"places": own.places, "pause": own.pause, "burst": own.burst}
-    words["next"] = _NEXT.format(**words)
-    of_queue = _OF_QUEUE.format(**words) if own.places else ""
-    is_paced = any(each.pause for _, each in of_tasks)
-    most = queue_paced = picked = ""
-    if own.pause:
-        of_queue += _QUEUE_RATE.format(**words)
-        queue_paced = _QUEUE_PACED.format(**words)
-        most = f"AND number <= floor({own.burst} - (queue_base - {_NOW}) / {own.pause})"
-    if is_several := is_paced or own != Limit():
-        words["next"] = _NEXT.format(now=_NOW, burst="burst", pause="pause")
-        picked = _PICKED.format(**words, of_queue=of_queue, most=most, queue_paced=queue_paced)
-    words["next"] = _NEXT.format(now=_NOW, burst="head.burst", pause="head.pause")
-    return _CLAIM.format(
-        queue=words["queue"],
-        start=_START if is_started else "",
-        without=claims.WITHOUT if is_without else "",
-        tasks=f"ARRAY[{', '.join(literal(name) for name, _ in of_tasks)}]",
-        places=f"ARRAY[{', '.join(str(each.places or 'NULL') for _, each in of_tasks)}]",
-        bursts=f"ARRAY[{', '.join(str(each.burst) for _, each in of_tasks)}]",
-        pauses=f"ARRAY[{', '.join(str(each.pause) for _, each in of_tasks)}]",
-        limit=limit,
-        window=limit + beyond,
-        open=_OPEN.format(**words) if is_paced else "",
-        picked=picked,
-        source="picked" if is_several else "found",
-        passed=_PASSED if is_several else "",
-        queue_place="picked.queue_place" if own.places else "NULL",
-        columns=", ".join(f"jobs_job.{name}" for name in COLUMNS),
-    )
-
-
-def _take_anywhere(
-    using: str, queue: str, node: uuid.UUID, size: int, token: int, known: Limits, without: Sequence[str] = ()
-) -> list[Job]:
+def _take_anywhere(using: str, claim: Claim, known: Limits) -> list[Job]:
     """As SQL that every database knows, in one transaction."""
-    ready, jobs = claims.ready(using, queue, node).exclude(task__in=without), Job.objects.using(using)
+    queue, size, jobs = claim.queue, claim.limit, Job.objects.using(using)
+    ready = store.of(using).ready(queue, claim.node).exclude(task__in=claim.without)
     # Without the write lock: most looks find nothing.
     if not ready.values_list("pk")[:1]:
         return []
@@ -426,12 +217,12 @@ def _take_anywhere(
             Gate.objects.using(using).update_or_create(pk=key, defaults={"last_at": last, "next_at": following})
         for row, place, queue_place in found.picked:
             places = {"limit_place": place, "queue_place": queue_place}
-            jobs.filter(pk=row.pk).update(node=node, token=token, **{**claims.RUNNING, **places})
-        return list(jobs.filter(pk__in=[row.pk for row, *_ in found.picked]).order_by("rank", "run_at", "id"))
+            jobs.filter(pk=row.pk).update(node=claim.node, token=claim.token, **{**store.of(using).running, **places})
+        return list(jobs.filter(pk__in=[row.pk for row, *_ in found.picked]).order_by(*ORDER))
 
 
 def _rows(jobs: QuerySet[Job]) -> QuerySet[Job, Any]:
-    return jobs.values_list("pk", "task", "limit_key", "rank", "run_at", named=True)
+    return jobs.values_list("pk", "task", "limit_key", *ORDER, named=True)
 
 
 def next_at(gate: Gate, limit: Limit, now: float) -> float:
@@ -490,7 +281,7 @@ def _sort(using: str, queue: str, rows: Sequence[Any], size: int, known: Limits,
             held = first_held.get(key)
             if key in taken_now:
                 continue
-            if key in shut or is_full or opens > 0 or (held is not None and held < (row.rank, row.run_at, row.pk)):
+            if key in shut or is_full or opens > 0 or (held is not None and held < POSITION(row)):
                 # Nor any behind it: they keep their order.
                 shut.add(key)
                 if is_open:
@@ -531,11 +322,11 @@ def _free_places(using: str, queue: str, own: Limit) -> list[int] | None:
 
 def _line(using: str, key: str, queue: str) -> QuerySet[Job]:
     rows = Job.objects.using(using).filter(LINED, limit_key=key, queue=queue)
-    return rows.order_by("limit_key", "queue", "rank", "run_at", "id")
+    return rows.order_by("limit_key", "queue", *ORDER)
 
 
 def _first_held(using: str, queue: str, keys: Iterable[str]) -> dict[str, tuple[Any, ...]]:
-    lines = {key: _line(using, key, queue).filter(HELD).values_list("rank", "run_at", "pk").first() for key in keys}
+    lines = {key: _line(using, key, queue).filter(HELD).values_list(*ORDER).first() for key in keys}
     return {key: first for key, first in lines.items() if first is not None}
 
 
@@ -544,8 +335,8 @@ def _hold(using: str, queue: str, blocked: Sequence[Any]) -> int:
     ids = {row.pk for row in blocked}
     [(key, _)] = Counter(row.limit_key for row in blocked).most_common(1)
     ids.update(_line(using, key, queue).filter(CLAIMABLE).values_list("pk", flat=True)[:KIN])
-    if connections[using].vendor == "postgresql":
-        return int(session_of(using).fetch(_HOLD, {"ids": list(ids)})[0][0])
+    if store.of(using).writes_at_once:
+        return limited.hold(using, list(ids))
     done = 0
     with transaction.atomic(using=using):
         rows = databases.free(Job.objects.using(using).filter(CLAIMABLE, pk__in=ids)).values_list("pk", "limit_key")

@@ -24,13 +24,13 @@ class Limits(Extension):
         "concurrency": ("a whole number", (int,)),
         "rate": (RATE, (str, int, float)),
     }
-    looks = {
-        "is_limited": "EXISTS (SELECT 1 FROM jobs_limit)",
-        "holds": "EXISTS (SELECT 1 FROM jobs_gate WHERE look_at IS NOT NULL)",
-        "may_open": """
-            (SELECT 1 FROM jobs_gate WHERE look_at <= {epoch} ORDER BY look_at LIMIT 1) IS NOT NULL
-            OR (SELECT 1 FROM jobs_gate WHERE look_at > {epoch} + 61 ORDER BY look_at DESC LIMIT 1) IS NOT NULL""",
-    }
+
+    @property
+    def looks(self) -> Mapping[str, str]:  # type: ignore[override]
+        from jobs.contrib.limits.store import LOOKS
+
+        return LOOKS
+
     kinds = {
         "limited": Kind(
             severity="info",

@@ -13,10 +13,10 @@ from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.conf.rates import Limit, limit_of
 from jobs.contrib.limits.models import Limit as Row
-from jobs.database import databases
 from jobs.lifecycle.board import board
 from jobs.models import Job
 from jobs.models.values import named, scrub
+from jobs.store import databases
 
 #: What was set by hand: the concurrency and the rate, by the name of the row.
 Given = Mapping[str, tuple[int | None, str | None]]

@@ -13,13 +13,13 @@ from jobs.contrib.limits import limits
 from jobs.contrib.limits.claims import next_at
 from jobs.contrib.limits.limits import Limits, name_of
 from jobs.contrib.limits.models import Gate
-from jobs.database import databases
 from jobs.inspection import remarks
 from jobs.inspection.census import MOST, at_least, in_line
 from jobs.inspection.times import duration
 from jobs.inspection.why.view import Reason, View
 from jobs.inspection.why.waiting import ahead_of
 from jobs.models import CLAIMABLE, LINED, SEATED, Job, State
+from jobs.store import databases
 
 SHOWN = 5  #: So many of the jobs that have a limit's places are named.
 

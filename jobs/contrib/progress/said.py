@@ -8,12 +8,12 @@ import uuid
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from jobs.calling import stored
 from jobs.conf import conf
 from jobs.lifecycle.redaction import Shown
 from jobs.lifecycle.run import Run
 from jobs.models import Job, State
 from jobs.models.values import scrub
+from jobs.store import stored
 
 #: Celery's own word in its manual, which packages that draw bars look for; and seconds for which it is kept.
 PROGRESS, KEPT = "PROGRESS", 86400.0
@@ -51,7 +51,7 @@ def say(run: Run, done: float, total: float | None, text: str) -> None:
     result = {"current": done, "total": total, "percent": said.percent, "description": said.text}
     meta = json.dumps({"status": PROGRESS, "result": result, "traceback": None, "children": []}, ensure_ascii=False)
     key, lease = run.job.task_id, run.job.lease
-    if not stored.say(run.slot, key, meta, KEPT, lease):
+    if not run.slot.say(stored.packed(key, meta, KEPT, lease)):
         stored.Store().write(key, meta, KEPT, lease)
 
 

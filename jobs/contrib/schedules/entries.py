@@ -23,8 +23,8 @@ from django.db.models import F
 from jobs.calling.following import calls_are_rows
 from jobs.conf import conf, did_you_mean, reads_rows
 from jobs.contrib.schedules.moments import Ticks
-from jobs.database import databases
 from jobs.models.values import as_uuid
+from jobs.store import databases
 
 #: Headers of a job that a tick made: the entry's name, which django-celery-beat calls so, and the tick.
 NAME, TICK = "periodic_task_name", "schedule_tick"

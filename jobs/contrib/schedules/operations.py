@@ -9,10 +9,10 @@ from django.utils.translation import gettext
 from jobs.conf import celery_app, import_tasks
 from jobs.contrib.schedules import entries
 from jobs.contrib.schedules.models import Schedule
-from jobs.database import databases
 from jobs.lifecycle.transitions import UniqueBusy, UniqueTaken
 from jobs.models.values import scrub
 from jobs.operations import note
+from jobs.store import databases
 
 
 def pause(name: str, by: str = "", reason: str = "") -> bool:

@@ -15,11 +15,11 @@ from jobs.contrib.schedules.entries import NAME, TICK
 from jobs.contrib.schedules.models import Schedule
 from jobs.contrib.schedules.moments import IN_TIME
 from jobs.contrib.schedules.scheduler import GONE
-from jobs.database import databases
 from jobs.inspection import remarks
 from jobs.inspection.times import duration
 from jobs.inspection.why.view import Reason, View
 from jobs.models import Job
+from jobs.store import databases
 
 STATUSES = {
     "paused": _("paused"),

@@ -16,18 +16,19 @@ from django.db import DataError, Error, IntegrityError, transaction
 from django.db.models import F
 from django.db.models.functions import Now
 
+from jobs import store
 from jobs.conf import celery_app
 from jobs.conf.logs import logger
 from jobs.conf.syncpoints import reach
 from jobs.contrib.schedules import entries
 from jobs.contrib.schedules.entries import Entry
 from jobs.contrib.schedules.models import Schedule
-from jobs.database import databases
-from jobs.database.databases import SAME, STARTED
 from jobs.lifecycle.ring import bell
 from jobs.lifecycle.transitions import now_plus
 from jobs.lifecycle.unique import UniqueBusy
 from jobs.models.values import scrub
+from jobs.store import databases
+from jobs.store.databases import SAME, STARTED
 
 LOOK, AGAIN = 2.0, 0.2  #: Seconds between two looks: while nothing is due, and while somebody else decides a tick.
 
@@ -173,7 +174,7 @@ def decide(entry: Entry, at: datetime.datetime | None = None) -> tuple[int, int]
     """
     using = entry.using
     with transaction.atomic(using=using):
-        databases.end_if_idle(using, STANDS_STILL)
+        store.of(using).end_if_idle(STANDS_STILL)
         found: Any = Schedule.objects.using(using).filter(pk=entry.name, definition=entry.definition)
         row = databases.free(found).annotate(now=Now()).first()
         if row is None or row.paused_at is not None or row.next_tick is None or row.next_tick > (at or row.now):

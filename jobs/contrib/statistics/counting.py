@@ -12,9 +12,9 @@ from django.db.models import F, Max, QuerySet
 
 from jobs.contrib.statistics.histograms import bucket
 from jobs.contrib.statistics.models import Tally
-from jobs.database import databases
 from jobs.maintenance import is_eldest
 from jobs.models import Job, State
+from jobs.store import databases
 
 MINUTE, HOUR, QUARTER = datetime.timedelta(minutes=1), datetime.timedelta(hours=1), datetime.timedelta(hours=6)
 

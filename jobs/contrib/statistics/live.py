@@ -14,10 +14,10 @@ from django.db.models import Count, Sum
 
 from jobs.conf import conf
 from jobs.conf.logs import logger
-from jobs.database import databases
 from jobs.inspection import public
 from jobs.lifecycle.ring import CHANNEL
 from jobs.models import Job, Node, Pause, State
+from jobs.store import databases
 
 #: Seconds between two looks: without a ring, and at the least. The end of a job does not ring: every job would pay.
 LOOK, LEAST = 1.0, 0.2

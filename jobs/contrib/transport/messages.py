@@ -2,7 +2,7 @@
 
 from contextlib import closing
 
-from jobs.database.databases import SideDatabase, home
+from jobs.store.databases import SideDatabase, home
 
 #: Seconds after which replies of the remote control that nobody read are deleted.
 REPLY_TTL = 3600.0

@@ -23,7 +23,7 @@ if not apps.ready and not apps.loading:
     # `celery inspect` and its like load the Celery app, and no Django.
     django.setup()
 
-from jobs.database.databases import SideDatabase, home
+from jobs.store.databases import SideDatabase, home
 
 #: Seconds for which a delivered message stays hidden after its consumer was last seen.
 LEASE = 10.0

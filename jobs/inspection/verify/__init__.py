@@ -17,11 +17,11 @@ from django.utils.translation import gettext
 
 from jobs import extensions
 from jobs.conf import conf
-from jobs.database import databases
 from jobs.inspection.census import LIVE, MOST, in_line
 from jobs.inspection.verify.rules import HISTORY, RULES, SHAPES, Rows, Rule, Search, View
 from jobs.models import Job, State
 from jobs.models.fields import created_since
+from jobs.store import databases
 
 # Their rules register themselves.
 tuple(extensions.modules("rules"))

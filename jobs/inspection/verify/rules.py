@@ -27,12 +27,12 @@ from django.utils.translation import gettext_lazy as _
 
 from jobs import extensions
 from jobs.conf import conf
-from jobs.database import databases
 from jobs.inspection.census import LIVE, MOST, Head, heads, in_line, late_after, running_by_node, silence, workers
 from jobs.lifecycle import queues
 from jobs.lifecycle.transitions import PARKED, TASK, now_plus
 from jobs.maintenance.clock import LONGEST_TICK
 from jobs.models import AWAITING, UNSUCCESSFUL, Cancellation, Job, Marker, Node, State
+from jobs.store import databases
 
 HISTORY = 100_000  #: How many ended jobs are read, unless all are asked for.
 SLACK = 10.0  #: Seconds that a busy machine may take on top of any bound.

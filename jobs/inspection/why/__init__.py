@@ -12,10 +12,10 @@ from django.utils.translation import gettext
 
 from jobs import extensions
 from jobs.conf import conf
-from jobs.database import databases
 from jobs.inspection.why import ended, running, waiting
 from jobs.inspection.why.view import Reason, View
 from jobs.models import Job, State
+from jobs.store import databases
 
 
 def explain(key: uuid.UUID) -> tuple[View | None, list[Reason]]:

@@ -11,12 +11,12 @@ from django.db.models import Q
 
 from jobs.conf import loaded_app
 from jobs.conf.logs import logger
-from jobs.database import databases
 from jobs.idempotency import locks
 from jobs.inspection.census import workers
 from jobs.inspection.times import duration
 from jobs.lifecycle.redaction import Shown, veil
 from jobs.models import Job, Marker, Node, Pause, State
+from jobs.store import databases
 
 #: The columns that count how often a run did not come to its end.
 COUNTS = ("retries", "crashes", "node_losses", "snoozes")

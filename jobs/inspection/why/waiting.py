@@ -9,12 +9,12 @@ from django.utils.translation import gettext, ngettext
 
 from jobs import extensions
 from jobs.conf import worker_command
-from jobs.database import databases, identity
 from jobs.inspection.census import MOST, UNKNOWN, at_least, in_line, late_after
 from jobs.inspection.times import duration
 from jobs.inspection.why.view import COUNTS, SHOWN, Reason, View
 from jobs.lifecycle.transitions import PARKED
 from jobs.models import Job, State
+from jobs.store import databases, identity
 
 #: Seconds after which an open transaction is a reason: on PostgreSQL; on SQLite, where it holds the only write lock.
 OLD = 60

@@ -19,8 +19,8 @@ from django.utils import timezone, translation
 
 from jobs.conf import celery_app, import_tasks
 from jobs.conf.logs import CONTROLS, visible
-from jobs.database import databases
 from jobs.management.console.tables import table
+from jobs.store import databases
 
 Option = tuple[str, dict[str, Any]]
 

@@ -12,7 +12,6 @@ from django.core.management.base import CommandError
 from django.utils.translation import gettext
 
 from jobs.conf import conf, worker_command
-from jobs.database import databases
 from jobs.inspection import census, public, remarks
 from jobs.inspection import verify as promise
 from jobs.inspection import why as reasons
@@ -22,6 +21,7 @@ from jobs.lifecycle.redaction import Shown, veil
 from jobs.management.console.base import ID, LIMIT, JobsCommand, local, option, reported, subcommand
 from jobs.management.console.change import WHICH, key_of, which
 from jobs.models import ENDED, Action, Job, Node, State
+from jobs.store import databases
 
 
 @subcommand(option("--live", "leave out the ended jobs, whose count reads all history", action="store_true"))

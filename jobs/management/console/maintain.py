@@ -17,8 +17,6 @@ from django.db.migrations.executor import MigrationExecutor
 
 from jobs.checks import driver
 from jobs.conf import celery_app, conf, import_tasks, worker_command
-from jobs.database import databases, identity
-from jobs.database.databases import SideDatabase
 from jobs.idempotency import locks
 from jobs.inspection import census, remarks, why
 from jobs.inspection.times import duration
@@ -27,6 +25,8 @@ from jobs.maintenance.prune import Prune
 from jobs.maintenance.rescue import Rescue
 from jobs.management.console.base import DRY_RUN, JobsCommand, option, project_app, subcommand
 from jobs.models import ENDED, Job, State
+from jobs.store import databases, identity
+from jobs.store.databases import SideDatabase
 
 PATIENCE = 2.0  #: Seconds that the broker may take to answer.
 #: Seconds that the probe may take; and where no worker takes jobs, for one may just be starting.

@@ -19,7 +19,6 @@ from django.utils import timezone
 from jobs import batch
 from jobs.contrib.batches import batch as batches
 from jobs.contrib.batches.models import Batch
-from jobs.database import databases
 from jobs.events import prune as forget
 from jobs.events.models import Subscription
 from jobs.inspection import public, why
@@ -28,19 +27,14 @@ from jobs.maintenance import clock
 from jobs.maintenance.prune import Prune
 from jobs.models import Action, Job
 from jobs.operations import adoption
+from jobs.store import databases
 from tests import tasks
-from tests.harness import Worker, claim, effects, run
-from tests.rows import make
-from tests.servers import wait_for
+from tests.contrib.batches.making import made
+from tests.helpers.harness import Worker, claim, effects, run
+from tests.helpers.rows import make
+from tests.helpers.servers import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-def made(count: int = 2, **more) -> Batch:
-    """A batch that tells of its end."""
-    with batch("import 7", tasks.effect.si("succeeded"), tasks.effect.si("failed"), **more) as found:
-        tasks.part.delay_many([(f"{n}",) for n in range(count)])
-    return found
 
 
 def finish(key: object, failing: bool = False) -> None:

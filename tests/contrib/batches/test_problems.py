@@ -11,7 +11,7 @@ from django.utils import timezone
 from jobs.contrib.batches.models import Batch
 from jobs.inspection import census, remarks
 from jobs.models import Job
-from tests.rows import let_beat, make, make_node
+from tests.helpers.rows import let_beat, make, make_node
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

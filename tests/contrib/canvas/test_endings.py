@@ -18,9 +18,9 @@ from jobs import signals as job_signals
 from jobs.lifecycle import transitions
 from jobs.models import ChordPart, Job, Node
 from tests import tasks
-from tests.harness import claim, effects, run, run_ready
+from tests.helpers.concurrency import cut
+from tests.helpers.harness import claim, effects, run, run_ready
 from tests.models import Effect
-from tests.test_outbox import cut
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 

@@ -22,7 +22,7 @@ from jobs.contrib.canvas.models import Chord, ChordPart
 from jobs.lifecycle import transitions
 from jobs.models import Job
 from tests import tasks
-from tests.harness import Worker, claim, effects, run, run_ready, wait_ended
+from tests.helpers.harness import Worker, claim, effects, run, run_ready, wait_ended
 from tests.models import Effect
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]

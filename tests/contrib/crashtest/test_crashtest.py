@@ -29,18 +29,18 @@ from django.test import TestCase
 
 from jobs import Snooze
 from jobs.contrib.crashtest import copies, crash
-from jobs.database import databases
 from jobs.execution import pipeline
 from jobs.lifecycle.board import is_alive
 from jobs.models import Job, Node
+from jobs.store import databases
 from jobs.testing import NotIdempotent, assert_idempotent
 from shop.models import Customer
 from shop.services import place_order, sign_up
 from shop.tasks import charge_order, import_orders, send_welcome_email, summarize
 from tests.gallery import calls, mails, rows
-from tests.harness import ROOT
+from tests.helpers.harness import ROOT
+from tests.helpers.servers import wait_for
 from tests.models import Effect, Imported
-from tests.servers import wait_for
 
 pytestmark = [pytest.mark.database, pytest.mark.django_db(transaction=True)]
 

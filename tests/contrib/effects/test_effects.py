@@ -26,10 +26,10 @@ from shop.models import Customer
 from shop.services import place_order
 from shop.tasks import charge_order
 from tests import models
-from tests.concurrency import Elsewhere, by_default, open_transaction, somebody_waits
-from tests.harness import Worker, deliver, wait_ended
-from tests.provider import Provider
-from tests.servers import wait_for
+from tests.helpers.concurrency import Elsewhere, by_default, open_transaction, somebody_waits
+from tests.helpers.harness import Worker, deliver, wait_ended
+from tests.helpers.provider import Provider
+from tests.helpers.servers import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -18,8 +18,8 @@ from django.utils import timezone
 from jobs.contrib.effects.operations import clear_up
 from jobs.inspection.verify import verify
 from jobs.models import Cancellation, Effect, Job
-from tests.plans import plan
-from tests.rows import ERROR, let_beat, make, make_node
+from tests.helpers.plans import plan
+from tests.helpers.rows import ERROR, let_beat, make, make_node
 
 pytestmark = pytest.mark.django_db
 

@@ -32,18 +32,18 @@ from django.utils import timezone
 from hypothesis import strategies as st
 
 from jobs.conf import service
-from jobs.database import databases
 from jobs.events import inbox, outbox, publisher, receiver, relay, replay, talk, wire
 from jobs.events.amqp import DIRECT, EXCHANGE, GONE, HELLO, POSITION, RESEND, TALK, Voice, direct_key, queue_of
 from jobs.events.inbox import Delivery
 from jobs.events.models import PARKED, UNSENT, Event, Position, Relay, Subscription
 from jobs.lifecycle.board import board
 from jobs.models import LIVE, Job, Node
+from jobs.store import databases
 from jobs.testing import run_jobs
-from tests import event_tasks as told
-from tests.harness import ROOT, Worker, database_url, wait_reached
+from tests.contrib.events import tasks as told
+from tests.helpers.harness import ROOT, Worker, database_url, wait_reached
+from tests.helpers.servers import wait_for
 from tests.models import Effect
-from tests.servers import wait_for
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.servers]
 
@@ -390,12 +390,12 @@ def position(name: str, number: int) -> wire.Message:
 def test_a_handler_that_wants_more_misses_nothing_of_before(broker, handlers):
     """Its pattern may change with a deploy. What it wanted all the while is missing from the beginning."""
     app, before = current_app._get_current_object(), databases.clock("default")
-    Subscription.objects.exclude(handler="tests.event_tasks.note_moved").delete()
+    Subscription.objects.exclude(handler="tests.contrib.events.tasks.note_moved").delete()
     Subscription.objects.update(since=before - datetime.timedelta(days=300))
-    task = app.tasks["tests.event_tasks.note_moved"]
+    task = app.tasks["tests.contrib.events.tasks.note_moved"]
     with patch.dict(task.subscribes, pattern="test.thing.*"):
         relay.subscribe(app, "default")
-    Subscription.objects.exclude(handler="tests.event_tasks.note_moved").delete()
+    Subscription.objects.exclude(handler="tests.contrib.events.tasks.note_moved").delete()
     heals = receiver.Gaps(app, "default", voice := Asking())
     for name in (MOVED, "test.thing.made"):
         heals.hear(position(name, 5000))
@@ -407,7 +407,7 @@ def test_a_handler_that_wants_more_misses_nothing_of_before(broker, handlers):
 
 def test_a_replay_gives_a_handler_that_wants_more_what_it_did_not_want_before(handlers):
     """And nothing twice, also if the jobs are pruned."""
-    app, name = current_app._get_current_object(), "tests.event_tasks.note_moved"
+    app, name = current_app._get_current_object(), "tests.contrib.events.tasks.note_moved"
     Subscription.objects.exclude(handler=name).delete()
     receive(message(1), message(1, name="test.thing.made", id="made"))
     with patch.dict(app.tasks[name].subscribes, pattern="test.thing.*"):
@@ -621,7 +621,7 @@ def test_a_broker_that_takes_nothing_still_gives_what_it_has(broker, loyalty):
 def test_a_handler_that_is_added_while_a_backlog_runs_misses_nothing_from_then_on(broker, loyalty, settings):
     plain = settings.JOBS
     with running(broker, "default"):
-        settings.JOBS = {**plain, "EXCLUDE": ["tests.event_tasks.note_moved"]}
+        settings.JOBS = {**plain, "EXCLUDE": ["tests.contrib.events.tasks.note_moved"]}
         with running(broker, loyalty):
             wait_bound(loyalty)
             move(["a"], 300)
@@ -736,7 +736,7 @@ def test_a_sequence_of_somebody_else_is_no_number(handlers):
 
 
 def numbers_of_jobs() -> list[int]:
-    jobs = Job.objects.filter(task="tests.event_tasks.note_moved").order_by("order_place", "id")
+    jobs = Job.objects.filter(task="tests.contrib.events.tasks.note_moved").order_by("order_place", "id")
     return [job.kwargs["number"] for job in sorted(jobs, key=lambda job: job.order_place or 0)]
 
 
@@ -1080,7 +1080,7 @@ def test_whatever_comes_is_taken_once_and_stops_nobody(broker, handlers, monkeyp
     for zone in ("Pacific/Kiritimati", "Etc/GMT+12"):
         assert all(moment.astimezone(ZoneInfo(zone)) for moment in moments)
     receive(good := delivered(message(None, "good")))
-    assert Job.objects.filter(task="tests.event_tasks.note_moved", kwargs__name="good").count() == 1, good
+    assert Job.objects.filter(task="tests.contrib.events.tasks.note_moved", kwargs__name="good").count() == 1, good
 
 
 def test_bad_messages_of_one_body_are_kept_apart_and_the_same_one_is_kept_once(handlers):
@@ -1131,7 +1131,7 @@ def test_a_replay_is_handled_once_more_and_no_more(handlers):
 
 def test_a_replay_gives_a_handler_what_it_did_not_have(handlers):
     """And what it had, or will have after what is before it, no second time."""
-    mine = Subscription.objects.filter(handler="tests.event_tasks.note_moved")
+    mine = Subscription.objects.filter(handler="tests.contrib.events.tasks.note_moved")
     mine.update(pattern="nothing")
     receive(message(1), message(2))
     mine.update(pattern=MOVED, since=timezone.now())

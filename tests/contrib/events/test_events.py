@@ -18,7 +18,6 @@ from django.db import OperationalError, connection, transaction
 from django.db.models import F
 from django.utils import timezone
 
-from jobs.database import databases
 from jobs.events import event, handler, order, prune, relay
 from jobs.events.models import Event, Relay, Subscription
 from jobs.events.relay import Post
@@ -28,23 +27,26 @@ from jobs.maintenance import clock, rescue
 from jobs.maintenance.prune import FULL_WALK, Prune
 from jobs.models import LIVE, Action, Job, Node
 from jobs.operations.actions import RunNow
+from jobs.store import databases
 from jobs.testing import run_jobs
-from tests import event_tasks as told
-from tests.concurrency import Elsewhere, open_transaction, somebody_waits
-from tests.harness import Worker, effects, wait_reached
+from tests.contrib.events import tasks as told
+from tests.helpers.concurrency import Elsewhere, open_transaction, somebody_waits
+from tests.helpers.harness import Worker, effects, wait_reached
+from tests.helpers.rows import make
+from tests.helpers.servers import wait_for
 from tests.models import Effect
-from tests.rows import make
-from tests.servers import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 DAY = datetime.timedelta(days=1)
 
-NOTE, ALL, MOVED, LOST = (f"tests.event_tasks.note_{name}" for name in ("made", "all", "moved", "lost"))
+NOTE, ALL, MOVED, LOST = (f"tests.contrib.events.tasks.note_{name}" for name in ("made", "all", "moved", "lost"))
 
 
 def handled(name: str) -> list[str]:
-    return list(Job.objects.filter(task=f"tests.event_tasks.{name}").order_by("id").values_list("state", flat=True))
+    return list(
+        Job.objects.filter(task=f"tests.contrib.events.tasks.{name}").order_by("id").values_list("state", flat=True)
+    )
 
 
 def test_an_event_is_a_row_of_the_transaction_and_each_handler_gets_a_job():

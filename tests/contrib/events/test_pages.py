@@ -21,10 +21,10 @@ from jobs.events.models import Event, Subscription
 from jobs.inspection import census, remarks
 from jobs.models import Action, Job
 from jobs.testing import run_jobs
-from tests import event_tasks as told
-from tests.event_rows import open_ones, row
-from tests.plans import plan
-from tests.rows import make
+from tests.contrib.events import tasks as told
+from tests.contrib.events.rows import open_ones, row
+from tests.helpers.plans import plan
+from tests.helpers.rows import make
 
 pytestmark = pytest.mark.django_db
 

@@ -14,7 +14,6 @@ from django.db import connection
 from django.db.models import Model
 from django.utils import timezone
 
-from jobs.database import databases
 from jobs.events import order, publisher, relay, replay
 from jobs.events.models import Event, Position
 from jobs.lifecycle.transitions import NEVER
@@ -22,8 +21,9 @@ from jobs.maintenance import clock
 from jobs.maintenance.prune import Prune
 from jobs.models import Job, Node
 from jobs.models.fields import uuid7
-from tests import event_tasks as told
-from tests.plans import FEW, ROWS, asked_by, plan
+from jobs.store import databases
+from tests.contrib.events import tasks as told
+from tests.helpers.plans import FEW, ROWS, asked_by, plan
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.core]
 
@@ -103,7 +103,7 @@ def test_a_full_queue_costs_the_other_names_nothing(is_analyzed):
 @pytest.mark.slow
 def test_a_long_line_costs_those_that_stand_at_its_end_nothing():
     """Who hands events on holds a lock while it asks of which keys a job is there."""
-    jobs = {"task": "tests.event_tasks.note_moved", "queue": "celery"}
+    jobs = {"task": "tests.contrib.events.tasks.note_moved", "queue": "celery"}
     Job.objects.create(**jobs, order_key="k", order_place=1, state="scheduled", run_at=NEVER)
     multiply(Job, "id", order_key="order_key")
     Job.objects.create(**jobs, order_key="over", state="succeeded", run_at=NEVER, finished_at=timezone.now())
@@ -125,7 +125,7 @@ def history(monkeypatch):
     before = dict.fromkeys(("at", "relayed_at", "sent_at"), now - DAY)
     Event.objects.create(name="test.thing.moved", source="shop", data={"name": "a"}, number=0, **before)
     Position.objects.create(source="shop", name="test.thing.moved", number=ROWS)
-    jobs = {"task": "tests.event_tasks.note_moved", "queue": "celery"}
+    jobs = {"task": "tests.contrib.events.tasks.note_moved", "queue": "celery"}
     Job.objects.create(**jobs, order_key="k", state="succeeded", run_at=now - DAY, finished_at=now)
     multiply(Event, "uuid")
     multiply(Job, "id")

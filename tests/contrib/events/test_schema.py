@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from jobs.events.fits import misfits
 from jobs.events.schema import KINDS, Misfit, Schema
 from jobs.testing import assert_fits
-from tests.event_tasks import note_moved, thing_moved
+from tests.contrib.events.tasks import note_moved, thing_moved
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -474,7 +474,7 @@ def test_a_consumer_s_test_says_when_a_producer_breaks_it(tmp_path):
     with pytest.raises(AssertionError) as raised:
         assert_fits(note_moved, tmp_path / "moved.json")
     assert str(raised.value).splitlines() == [
-        "tests.event_tasks.note_moved does not fit test.thing.moved, version 1:",
+        "tests.contrib.events.tasks.note_moved does not fit test.thing.moved, version 1:",
         "* `name` is required, and the producer may leave it out.",
         "* `number` may be a string, and the handler takes an integer.",
     ]

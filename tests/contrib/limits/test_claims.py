@@ -23,9 +23,8 @@ from django.db.models.signals import post_delete
 from jobs.conf import problems, rates
 from jobs.conf.rates import limit_of
 from jobs.contrib.limits import claims as limited
-from jobs.contrib.limits import limits
+from jobs.contrib.limits import limits, store
 from jobs.contrib.limits.claims import LimitedClaimer
-from jobs.database import databases
 from jobs.inspection import census, remarks
 from jobs.inspection.why import explain, waiting
 from jobs.lifecycle import claims, completion, transitions
@@ -33,19 +32,22 @@ from jobs.lifecycle.board import board
 from jobs.lifecycle.transitions import now_plus
 from jobs.maintenance import clock
 from jobs.models import Gate, Job, Limit
+from jobs.store import databases
+from jobs.store.base import Claim
 from tests import tasks
+from tests.contrib.limits import tasks as bodies
 from tests.contrib.limits.claiming import QUEUE, claim, end, take
 from tests.faults.worker import Worker
-from tests.harness import wait_ended
+from tests.helpers.harness import wait_ended
+from tests.helpers.rows import let_beat, make
+from tests.helpers.servers import wait_for
 from tests.models import Effect
-from tests.rows import let_beat, make
-from tests.servers import wait_for
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("node")]
 
 
 def test_no_more_run_at_once_than_there_are_places():
-    tasks.two_at_once.delay_many([(name,) for name in "abcd"])
+    bodies.two_at_once.delay_many([(name,) for name in "abcd"])
     assert take() == ["a", "b"]
     assert take() == []
     assert sorted(Job.objects.filter(state="running").values_list("limit_place", flat=True)) == [0, 1]
@@ -57,7 +59,7 @@ def test_no_more_run_at_once_than_there_are_places():
 def test_those_that_stand_in_the_way_do_not_make_the_claims_small(monkeypatch):
     """Guard: a claim reads few rows at first, and more after one that came back short."""
     monkeypatch.setattr(limited, "LOOK", 3600.0)
-    tasks.two_at_once.delay_many([(name,) for name in range(27)])
+    bodies.two_at_once.delay_many([(name,) for name in range(27)])
     tasks.noop.delay_many([()] * 100)
     claimer = LimitedClaimer()
     sizes = [len(claimer.claim("default", QUEUE, board.node, 20)) for _ in range(4)]
@@ -66,7 +68,7 @@ def test_those_that_stand_in_the_way_do_not_make_the_claims_small(monkeypatch):
 
 def test_two_running_jobs_have_one_place_never():
     """Guard: the constraint, and not what a claim has counted."""
-    tasks.two_at_once.delay_many([(name,) for name in "ab"])
+    bodies.two_at_once.delay_many([(name,) for name in "ab"])
     assert take() == ["a", "b"]
     for column in ("limit_place", "queue_place"):
         with pytest.raises(IntegrityError), transaction.atomic():
@@ -75,7 +77,7 @@ def test_two_running_jobs_have_one_place_never():
 
 @pytest.mark.parametrize("ending", ["succeed", "crash", "give_back", "cancel"])
 def test_a_place_is_free_however_its_run_ended(ending):
-    tasks.two_at_once.delay_many([(name,) for name in "abc"])
+    bodies.two_at_once.delay_many([(name,) for name in "abc"])
     first, second = claim()
     if ending == "succeed":
         assert completion.succeed(first, None, 0.1)
@@ -90,7 +92,7 @@ def test_a_place_is_free_however_its_run_ended(ending):
 
 
 def test_each_key_has_its_own_places():
-    tasks.one_of_a_customer.delay_many([(customer, key) for customer in "ab" for key in "12"])
+    bodies.one_of_a_customer.delay_many([(customer, key) for customer in "ab" for key in "12"])
     assert [job.args for job in claim()] == [["a", "1"], ["b", "1"]]
     end("b")
     assert [job.args for job in claim()] == [["b", "2"]]
@@ -101,16 +103,16 @@ def test_a_better_row_that_comes_late_is_claimed_before_the_claims_end(monkeypat
     monkeypatch.setattr(limited, "LOOK", 1000.0)
     claimer = LimitedClaimer()
     for customer in "abc":
-        tasks.one_of_a_customer.apply_async((customer, "1"), priority=5)
+        bodies.one_of_a_customer.apply_async((customer, "1"), priority=5)
     assert take(1, claimer) == ["a"]
-    tasks.one_of_a_customer.delay("z", "1")
+    bodies.one_of_a_customer.delay("z", "1")
     assert sorted(take(9, claimer)) == ["b", "c", "z"]
 
 
 def test_they_keep_their_turn():
     for key, priority in (("first", 5), ("late", 5), ("urgent", 0)):
-        tasks.one_of_a_customer.apply_async(("a", key), priority=priority)
-    tasks.one_of_a_customer.apply_async(("b", "other"), priority=3)
+        bodies.one_of_a_customer.apply_async(("a", key), priority=priority)
+    bodies.one_of_a_customer.apply_async(("b", "other"), priority=3)
     order = []
     while jobs := claim(1):
         order.append(jobs[0].args[1])
@@ -120,7 +122,7 @@ def test_they_keep_their_turn():
 
 
 def test_others_pass_those_that_are_held_back():
-    tasks.two_at_once.delay_many([(n,) for n in range(500)])
+    bodies.two_at_once.delay_many([(n,) for n in range(500)])
     tasks.noop.delay()
     claimer = LimitedClaimer()
     assert take(2, claimer) == [0, 1]
@@ -139,11 +141,11 @@ def test_others_pass_those_that_are_held_back():
 
 
 def test_a_newcomer_stands_behind_those_that_are_held():
-    tasks.two_at_once.delay_many([(n,) for n in range(100)])
+    bodies.two_at_once.delay_many([(n,) for n in range(100)])
     assert take(2) == [0, 1]
     assert take() == []
     assert Job.objects.filter(held=True).count() == 98
-    tasks.two_at_once.delay("new")
+    bodies.two_at_once.delay("new")
     end(0)
     Gate.objects.update(look_at=databases.epoch("default") + 30)
     assert take() == [], "they are not let in yet, and it is not its turn"
@@ -153,7 +155,7 @@ def test_a_newcomer_stands_behind_those_that_are_held():
 
 @pytest.mark.slow
 def test_all_that_was_held_runs_in_its_order():
-    tasks.two_at_once.delay_many([(n,) for n in range(150)])
+    bodies.two_at_once.delay_many([(n,) for n in range(150)])
     claimer, order = LimitedClaimer(), []
     while jobs := claim(1, claimer):
         order += [job.args[0] for job in jobs]
@@ -164,7 +166,7 @@ def test_all_that_was_held_runs_in_its_order():
 
 
 def test_what_is_held_in_one_queue_is_let_in_by_the_workers_of_another():
-    tasks.two_at_once.delay_many([(n,) for n in range(100)], queue="mail")
+    bodies.two_at_once.delay_many([(n,) for n in range(100)], queue="mail")
     claimer = LimitedClaimer()
     assert take(2, claimer, "mail") == [0, 1]
     assert take(2, claimer, "mail") == []
@@ -189,7 +191,7 @@ def test_a_queue_has_its_own_limit(settings):
 
 def test_limits_of_a_task_and_of_its_queue_both_hold(settings):
     settings.JOBS = {**settings.JOBS, "QUEUES": {"celery": {"concurrency": 3}}}
-    tasks.two_at_once.delay_many([(name,) for name in "abc"])
+    bodies.two_at_once.delay_many([(name,) for name in "abc"])
     assert take() == ["a", "b"]
     tasks.noop.delay_many([()] * 3)
     assert [job.task for job in claim()] == ["tests.tasks.noop"]
@@ -197,7 +199,7 @@ def test_limits_of_a_task_and_of_its_queue_both_hold(settings):
 
 
 def test_a_rate_lets_one_start_after_the_other():
-    tasks.five_a_second.delay_many([(n,) for n in range(4)])
+    bodies.five_a_second.delay_many([(n,) for n in range(4)])
     claimer = LimitedClaimer()
     deadline = time.monotonic() + 5
     while Job.objects.filter(state="running").count() < 4:
@@ -218,7 +220,7 @@ def assert_paced(pause: float, number: int) -> None:
 
 def test_what_a_rate_lets_in_begins_now_and_not_behind_others():
     tasks.noop.delay()
-    tasks.five_a_second.delay("paced")
+    bodies.five_a_second.delay("paced")
     tasks.noop.delay()
     claimer = LimitedClaimer()
     both = claimer.claim("default", QUEUE, board.node, 10)
@@ -252,7 +254,7 @@ def test_the_rate_limit_of_celery_is_that_of_all_workers():
 
 
 def test_jobs_from_before_their_task_had_a_limit_have_it_as_well():
-    tasks.two_at_once.delay_many([(name,) for name in "abcd"])
+    bodies.two_at_once.delay_many([(name,) for name in "abcd"])
     Job.objects.update(limit_key=None)
     claimer = LimitedClaimer()
     assert take(10, claimer) == ["a", "b"]
@@ -263,7 +265,7 @@ def test_plain_jobs_are_claimed_by_the_plain_statement():
     tasks.noop.delay_many([()] * 5)
     claimer = LimitedClaimer()
     assert len(claim(1, claimer)) == 1
-    tasks.two_at_once.delay("a")
+    bodies.two_at_once.delay("a")
     rest = claimer.claim("default", QUEUE, board.node, 10)
     assert [job.task for job in rest] == ["tests.tasks.noop"] * 4
     assert take(10, claimer) == ["a"]
@@ -286,7 +288,7 @@ def alive(node, monkeypatch):
 
 
 def test_why_names_the_limit_and_who_has_its_places(alive):
-    tasks.two_at_once.delay_many([(n,) for n in range(100)])
+    bodies.two_at_once.delay_many([(n,) for n in range(100)])
     assert take(100) == [0, 1]
     for number, ahead in ((2, 0), (50, 48)):
         found = why(number)
@@ -316,7 +318,7 @@ def test_why_names_the_limit_of_the_queue(alive, settings):
 
 
 def test_a_limit_that_is_reached_is_told_and_is_no_fault(alive):
-    tasks.two_at_once.delay_many([(n,) for n in range(3)])
+    bodies.two_at_once.delay_many([(n,) for n in range(3)])
     assert take() == [0, 1]
     Job.objects.update(run_at=now_plus(-3600))
     found = census.gather(live=True)
@@ -324,11 +326,11 @@ def test_a_limit_that_is_reached_is_told_and_is_no_fault(alive):
     assert not any(map(remarks.is_fault, noted)), noted
     assert "limit reached" in noted["limited"]
     [row] = [row for row in found["limits"] if row["reached"]]
-    assert (row["name"], row["running"], row["concurrency"]) == ("tests.tasks.two_at_once", 2, 2)
+    assert (row["name"], row["running"], row["concurrency"]) == ("tests.contrib.limits.tasks.two_at_once", 2, 2)
 
 
 def test_what_is_set_by_hand_wins_and_holds_within_a_poll(settings):
-    tasks.two_at_once.delay_many([(n,) for n in range(6)])
+    bodies.two_at_once.delay_many([(n,) for n in range(6)])
     tasks.noop.apply_async((), queue="mail")
     call_command("jobs", "limit", "--task", "two_at_once", "--concurrency", "3", stdout=StringIO())
     call_command("jobs", "limit", "mail", "--rate", "1/h", stdout=StringIO())
@@ -440,7 +442,7 @@ def test_never_four_of_three_run_while_workers_are_killed(of, settings):
 
 
 def test_a_rate_is_that_of_all_who_claim_together():
-    tasks.five_a_second.delay_many([(n,) for n in range(10)])
+    bodies.five_a_second.delay_many([(n,) for n in range(10)])
 
     def run() -> None:
         claimer = LimitedClaimer()
@@ -460,7 +462,7 @@ def test_a_rate_is_that_of_all_who_claim_together():
 @pytest.mark.slow
 def test_workers_keep_a_rate_as_one():
     began = time.monotonic()
-    results = tasks.five_a_second.delay_many([(n,) for n in range(10)])
+    results = bodies.five_a_second.delay_many([(n,) for n in range(10)])
     with Worker(concurrency=2), Worker(concurrency=2):
         wait_ended(*[result.id for result in results])
     assert time.monotonic() - began > 9 * 0.2
@@ -481,7 +483,7 @@ def test_celery_control_sets_the_rate_of_all_workers():
 @pytest.mark.parametrize("change", [{"held": True}, {"queue": "mail"}], ids=["held", "moved"])
 def test_what_is_held_or_moved_while_a_claim_looks_is_not_claimed(change, monkeypatch):
     """Guard: one that ran as held would wait for ever when it is given back, behind a gate that nobody looks at."""
-    tasks.two_at_once.delay("a")
+    bodies.two_at_once.delay("a")
     with slow_claims(monkeypatch), ThreadPoolExecutor(1) as pool:
         found = pool.submit(claim_apart)
         time.sleep(0.3)
@@ -493,14 +495,14 @@ def test_what_is_held_or_moved_while_a_claim_looks_is_not_claimed(change, monkey
 @contextmanager
 def slow_claims(monkeypatch):
     """Between what a claim sees and its locks half a second passes."""
-    slow = limited._CLAIM.replace("), found", "), slow AS MATERIALIZED (SELECT pg_sleep(0.6)::text AS word), found")
+    slow = store._CLAIM.replace("), found", "), slow AS MATERIALIZED (SELECT pg_sleep(0.6)::text AS word), found")
     at = "SELECT id FROM jobs_job WHERE "
     assert at in slow
     with monkeypatch.context() as patch:
-        patch.setattr(limited, "_CLAIM", slow.replace(at, f"{at}(SELECT word FROM slow) = '' AND "))
-        limited._statement.cache_clear()
+        patch.setattr(store, "_CLAIM", slow.replace(at, f"{at}(SELECT word FROM slow) = '' AND "))
+        store.claim_sql.cache_clear()
         yield
-    limited._statement.cache_clear()
+    store.claim_sql.cache_clear()
 
 
 def claim_apart() -> list[Job]:
@@ -562,12 +564,12 @@ def test_the_time_of_a_queue_that_is_not_claimed_any_more_wakes_nobody_twice():
 
 @pytest.mark.parametrize("wrong", [{"rate": "10/fortnight"}, {"concurrency": 20_000}], ids=["rate", "concurrency"])
 def test_a_limit_that_this_release_cannot_read_stops_no_claim(wrong, caplog):
-    Limit.objects.create(name=tasks.two_at_once.name, **wrong)
+    Limit.objects.create(name=bodies.two_at_once.name, **wrong)
     Limit.objects.create(name=tasks.noop.name, concurrency=1)
     clock.tick()
-    tasks.two_at_once.delay_many([(name,) for name in "abc"])
+    bodies.two_at_once.delay_many([(name,) for name in "abc"])
     tasks.noop.delay_many([()] * 2)
-    assert [job.task for job in claim()] == [tasks.two_at_once.name] * 2 + [tasks.noop.name]
+    assert [job.task for job in claim()] == [bodies.two_at_once.name] * 2 + [tasks.noop.name]
     assert "limit_wrong" in {getattr(record, "action", "") for record in caplog.records}
 
 
@@ -579,7 +581,7 @@ def test_many_limits_set_by_hand_reach_the_processes():
     # More than there is room for; all goes on with those of before.
     clock.tick()
     assert len(board.limits) == 1000
-    tasks.two_at_once.delay_many([(name,) for name in "abc"])
+    bodies.two_at_once.delay_many([(name,) for name in "abc"])
     assert take() == ["a", "b"]
 
 
@@ -595,7 +597,7 @@ def test_what_was_claimed_is_run_although_the_look_after_it_failed(monkeypatch):
     def fail(*args):
         raise OperationalError("server closed the connection unexpectedly")
 
-    tasks.two_at_once.delay("a")
+    bodies.two_at_once.delay("a")
     monkeypatch.setattr(LimitedClaimer, "_tidy", fail)
     claimer = LimitedClaimer()
     assert [job.args for job in claimer.claim("default", QUEUE, board.node, 1)] == [["a"]]
@@ -671,10 +673,10 @@ def test_a_clock_that_is_put_back_forgets_nobody_who_is_held():
 @on_postgresql
 def test_who_was_busy_for_long_looks_from_the_beginning():
     for number in range(3):
-        tasks.one_of_a_customer.apply_async((f"c{number}", "later"), priority=5)
+        bodies.one_of_a_customer.apply_async((f"c{number}", "later"), priority=5)
     claimer = LimitedClaimer()
     assert take(1, claimer) == ["c0"]
-    tasks.one_of_a_customer.apply_async(("c1", "urgent"), priority=0)
+    bodies.one_of_a_customer.apply_async(("c1", "urgent"), priority=0)
     claimer._tidy_at.clear()
     assert [job.args for job in claimer.claim("default", QUEUE, board.node, 1)] == [["c1", "urgent"]]
 
@@ -682,8 +684,8 @@ def test_who_was_busy_for_long_looks_from_the_beginning():
 @pytest.mark.parametrize(
     ("task", "rate", "rows"),
     [
-        (tasks.five_a_second, "26/s", [(number,) for number in range(300)]),
-        (tasks.one_of_a_customer, "31/m", [(str(number), "") for number in range(60)] * 5),
+        (bodies.five_a_second, "26/s", [(number,) for number in range(300)]),
+        (bodies.one_of_a_customer, "31/m", [(str(number), "") for number in range(60)] * 5),
     ],
     ids=["a fast one", "one of many customers"],
 )
@@ -691,15 +693,15 @@ def test_what_a_rate_lets_in_is_not_held_again_at_once(task, rate, rows, monkeyp
     by_hand(task.name, None, rate)
     task.delay_many(rows)
     claimer, held = LimitedClaimer(), []
-    for _ in range(60 if task is tasks.one_of_a_customer else 1):
+    for _ in range(60 if task is bodies.one_of_a_customer else 1):
         assert claimer.claim("default", QUEUE, board.node, 1)
     end()
     hold = limited._hold
     monkeypatch.setattr(limited, "_hold", lambda *args: held.append(hold(*args)) or held[-1])
-    if task is tasks.five_a_second:
+    if task is bodies.five_a_second:
         # Its time does not come in the whole claim.
         monkeypatch.setattr(limited, "next_at", lambda gate, limit, now: now + 1.0)
-        monkeypatch.setattr(limited, "_take", lambda *args: [])
+        monkeypatch.setattr(store, "take", lambda *args: [])
         monkeypatch.setattr(limited, "_take_anywhere", lambda *args: [])
     claimer.claim("default", QUEUE, board.node, 1)
     assert len(held) <= 1
@@ -738,7 +740,10 @@ def test_names_are_names_whatever_the_server_makes_of_backslashes():
     with connection.cursor() as cursor:
         cursor.execute("SET standard_conforming_strings = off")
     try:
-        taken = [limited._take("default", name, board.node, 1, claims.new_token(), known) for name in names]
+        taken = [
+            store.take("default", Claim(name, board.node, 1, claims.new_token()), known, limited.WINDOW)
+            for name in names
+        ]
         assert [[job.pk for job in jobs] for jobs in taken] == [[row.pk] for row in rows]
     finally:
         with connection.cursor() as cursor:

@@ -12,12 +12,13 @@ import pytest
 from celery import shared_task
 from celery.exceptions import SoftTimeLimitExceeded
 
-from tests import misbehaving, tasks
+from tests import tasks
 from tests.faults.worker import Worker
-from tests.gates import once_only
-from tests.harness import effects, in_body, wait_ended
+from tests.helpers import misbehaving
+from tests.helpers.gates import once_only
+from tests.helpers.harness import effects, in_body, wait_ended
+from tests.helpers.servers import wait_for
 from tests.models import Effect
-from tests.servers import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

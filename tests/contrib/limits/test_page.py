@@ -15,6 +15,7 @@ from jobs.inspection import census
 from jobs.maintenance import clock
 from jobs.models import Job, Limit
 from tests import tasks
+from tests.contrib.limits import tasks as bodies
 from tests.contrib.limits.claiming import claim, end, take
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("node")]
@@ -33,15 +34,15 @@ def row(client: Client, name: str) -> list[str]:
 
 def test_the_page_says_where_a_limit_comes_from_and_how_far_it_is_used(staff, settings):
     settings.JOBS = {**settings.JOBS, "QUEUES": {"mail": {"concurrency": 3, "rate": "100/m"}}}
-    tasks.two_at_once.delay_many([(n,) for n in range(5)])
+    bodies.two_at_once.delay_many([(n,) for n in range(5)])
     assert take() == [0, 1]
-    tasks.five_a_second.delay_many([(n,) for n in range(2)])
+    bodies.five_a_second.delay_many([(n,) for n in range(2)])
     assert take() == [0]
     limits.set_by_hand("tests.tasks.noop", 7, None, "ada", "it leaks")
     client = staff("view_limit")
-    two = ["task tests.tasks.two_at_once", "2", "-", "2", "3", "no place is free", "the task's code"]
-    assert row(client, "tests.tasks.two_at_once") == two
-    assert row(client, "tests.tasks.one_of_a_customer")[1] == "1 for every {customer}"
+    two = ["task tests.contrib.limits.tasks.two_at_once", "2", "-", "2", "3", "no place is free", "the task's code"]
+    assert row(client, "tests.contrib.limits.tasks.two_at_once") == two
+    assert row(client, "tests.contrib.limits.tasks.one_of_a_customer")[1] == "1 for every {customer}"
     assert row(client, "mail") == ["queue mail", "3", "100/m", "0", "0", "-", "the settings"]
     noop = row(client, "tests.tasks.noop")
     assert noop[:6] == ["task tests.tasks.noop", "7", "-", "0", "0", "-"]
@@ -94,9 +95,9 @@ def test_what_was_taken_away_by_hand_can_be_brought_back(staff):
     client = staff("view_limit", "set_limit")
     client.post(SET, {"kind": "task", "name": "five_a_second", "rate": "0"})
     assert Limit.objects.get().rate == "0"
-    assert row(client, "tests.tasks.five_a_second")[1:3] == ["-", "-"]
-    client.post(REMOVE, {"name": "tests.tasks.five_a_second"})
-    assert row(client, "tests.tasks.five_a_second")[2] == "5/s"
+    assert row(client, "tests.contrib.limits.tasks.five_a_second")[1:3] == ["-", "-"]
+    client.post(REMOVE, {"name": "tests.contrib.limits.tasks.five_a_second"})
+    assert row(client, "tests.contrib.limits.tasks.five_a_second")[2] == "5/s"
 
 
 @pytest.mark.parametrize(
@@ -137,9 +138,9 @@ def test_a_form_of_another_site_sets_nothing(staff):
 
 
 def test_what_waits_is_counted_up_to_a_bound(monkeypatch):
-    tasks.two_at_once.delay_many([(n,) for n in range(6)])
-    tasks.one_of_a_customer.delay("a", "1")
-    assert census.lines()("tests.tasks.two_at_once") == "6"
+    bodies.two_at_once.delay_many([(n,) for n in range(6)])
+    bodies.one_of_a_customer.delay("a", "1")
+    assert census.lines()("tests.contrib.limits.tasks.two_at_once") == "6"
     monkeypatch.setattr(census, "MOST", 4)
-    assert census.lines()("tests.tasks.two_at_once") == "4+"
+    assert census.lines()("tests.contrib.limits.tasks.two_at_once") == "4+"
     assert Job.objects.count() == 7

@@ -18,21 +18,20 @@ from django.template import Context, Template
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from jobs.calling import stored
 from jobs.contrib.progress import said as progress
-from jobs.database import databases
 from jobs.errors import LostLease
 from jobs.inspection import public
 from jobs.lifecycle import transitions
 from jobs.lifecycle.board import _SAID_AT, board
 from jobs.models import Job
+from jobs.store import databases, stored
 from jobs.worker import companion
 from tests import tasks
-from tests.gates import once_only, wait_for_file
-from tests.harness import Worker, claim, deliver, effects, in_body, run, wait_ended, wait_state
+from tests.helpers.gates import once_only, wait_for_file
+from tests.helpers.harness import Worker, claim, deliver, effects, in_body, run, wait_ended, wait_state
+from tests.helpers.rows import make, say
+from tests.helpers.servers import wait_for
 from tests.models import Effect
-from tests.rows import make, say
-from tests.servers import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -13,12 +13,12 @@ from jobs.contrib.statistics import counting
 from jobs.contrib.statistics.counting import HOUR, MINUTE, QUARTER, QUARTERS_KEPT, Count, floor
 from jobs.contrib.statistics.histograms import LEAST, bucket, percentile
 from jobs.contrib.statistics.models import Tally
-from jobs.database import databases
 from jobs.lifecycle import transitions
 from jobs.models import Job
-from tests.harness import Worker
-from tests.rows import ended, make, make_node
-from tests.servers import wait_for
+from jobs.store import databases
+from tests.helpers.harness import Worker
+from tests.helpers.rows import ended, make, make_node
+from tests.helpers.servers import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

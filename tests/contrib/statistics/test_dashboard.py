@@ -19,8 +19,8 @@ from jobs.contrib.statistics.dashboard import FAILURES, Dashboard
 from jobs.inspection import census, remarks
 from jobs.lifecycle import queues
 from jobs.models import Job, Schedule
-from tests.rows import ended, let_beat, make, make_node
-from tests.tallies import tally
+from tests.contrib.statistics.tallies import tally
+from tests.helpers.rows import ended, let_beat, make, make_node
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -19,10 +19,10 @@ from jobs.lifecycle import queues
 from jobs.models import Job
 from tests import tasks
 from tests.faults.worker import Worker
-from tests.harness import in_body, wait_ended
-from tests.rows import make, make_node, say
-from tests.servers import wait_for
-from tests.uvicorn import Uvicorn, session_of
+from tests.helpers.harness import in_body, wait_ended
+from tests.helpers.rows import make, make_node, say
+from tests.helpers.servers import wait_for
+from tests.helpers.uvicorn import Uvicorn, session_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from jobs.contrib.statistics.counting import HOUR, Count, floor
 from jobs.contrib.statistics.models import Tally
-from tests.rows import ERROR, ended
+from tests.helpers.rows import ERROR, ended
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

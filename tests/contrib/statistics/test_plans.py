@@ -7,7 +7,7 @@ from django.utils import timezone
 
 from jobs.contrib.statistics import counting
 from jobs.contrib.statistics.dashboard import Dashboard
-from tests.plans import assert_indexed, make_history
+from tests.helpers.plans import assert_indexed, make_history
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.core]
 

@@ -11,8 +11,8 @@ from jobs.contrib.statistics.dashboard import Dashboard
 from jobs.inspection import census, remarks
 from jobs.lifecycle import queues
 from jobs.models import Job, Node
-from tests.rows import let_beat, make, make_node
-from tests.tallies import tally
+from tests.contrib.statistics.tallies import tally
+from tests.helpers.rows import let_beat, make, make_node
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

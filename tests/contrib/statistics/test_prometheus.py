@@ -23,9 +23,9 @@ from jobs.lifecycle import queues
 from jobs.lifecycle.transitions import PARKED
 from jobs.models import Effect, Job
 from tests.conftest import not_installed
-from tests.harness import ROOT
-from tests.rows import ended, let_beat, make, make_node
-from tests.servers import Server, die_with_parent, wait_for
+from tests.helpers.harness import ROOT
+from tests.helpers.rows import ended, let_beat, make, make_node
+from tests.helpers.servers import Server, die_with_parent, wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

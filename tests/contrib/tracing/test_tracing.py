@@ -26,10 +26,12 @@ from jobs.events.models import Event
 from jobs.lifecycle import completion, transitions
 from jobs.models import Job
 from jobs.testing import run_jobs
-from tests import event_tasks, misbehaving, tasks
-from tests.concurrency import autocommit_off
-from tests.harness import ROOT, Worker, deliver, effects, environment, wait_ended
-from tests.servers import wait_for
+from tests import tasks
+from tests.contrib.events import tasks as event_tasks
+from tests.helpers import misbehaving
+from tests.helpers.concurrency import autocommit_off
+from tests.helpers.harness import ROOT, Worker, deliver, effects, environment, wait_ended
+from tests.helpers.servers import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -499,8 +501,9 @@ import shop.celery
 from jobs.contrib.tracing import spans as tracing
 from jobs.lifecycle.board import board
 from jobs.models import Job, Node
-from tests import event_tasks, tasks
-from tests.harness import deliver
+from tests import tasks
+from tests.contrib.events import tasks as event_tasks
+from tests.helpers.harness import deliver
 board.node = Node.objects.create(pk=uuid.uuid4(), hostname="x", pid=1).pk
 result = tasks.effect.delay("a")
 print(tracing.is_installed, deliver(result)[0], "traceparent" in Job.objects.get(pk=result.id).headers)

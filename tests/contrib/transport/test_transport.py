@@ -18,12 +18,12 @@ from kombu import Connection, Exchange, Queue
 
 from jobs.contrib.transport import transport
 from jobs.contrib.transport.transport import BUSY_POLL, IDLE_POLL
-from jobs.database import databases
-from jobs.database.databases import SideDatabase
 from jobs.models import Node
+from jobs.store import databases
+from jobs.store.databases import SideDatabase
 from tests import tasks
-from tests.harness import ROOT, Worker, effects, environment, in_body, wait_ended
-from tests.servers import wait_for
+from tests.helpers.harness import ROOT, Worker, effects, environment, in_body, wait_ended
+from tests.helpers.servers import wait_for
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),

@@ -1,0 +1,236 @@
+"""The claim where limits are in force, in one statement of PostgreSQL: nothing is held while the process waits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from jobs import store
+from jobs.conf.rates import Limit
+from jobs.contrib.limits.limits import Limits, name_of
+from jobs.models import Job
+from jobs.models.columns import BY_ORDER, ORDER, Part, named
+from jobs.store.base import Claim
+from jobs.store.postgresql import AT, HERE, WITHOUT
+from jobs.store.sessions import literal, session_of
+
+#: What the clock asks (``Extension.looks``).
+LOOKS = {
+    "is_limited": "EXISTS (SELECT 1 FROM jobs_limit)",
+    "holds": "EXISTS (SELECT 1 FROM jobs_gate WHERE look_at IS NOT NULL)",
+    "may_open": """
+            (SELECT 1 FROM jobs_gate WHERE look_at <= {epoch} ORDER BY look_at LIMIT 1) IS NOT NULL
+            OR (SELECT 1 FROM jobs_gate WHERE look_at > {epoch} + 61 ORDER BY look_at DESC LIMIT 1) IS NOT NULL""",
+}
+
+_NOW = "EXTRACT(EPOCH FROM statement_timestamp())::float8"
+
+#: The first jobs of the queue, one by one until there are enough: of a limit only the first of its line, and only if
+#: there is a place. Those that are passed over are not locked.
+_CLAIM = """
+WITH first AS MATERIALIZED (
+    SELECT id, limit_key, rank, run_at, array_position({tasks}::text[], task::text) AS own FROM jobs_job
+    WHERE state = 'ready' AND held IS NULL AND queue = {queue} {start} {without}
+      AND (expires_at IS NULL OR expires_at > statement_timestamp())
+      AND EXISTS (SELECT 1 FROM jobs_node WHERE id = %(node)s AND dead_at IS NULL)
+      AND NOT EXISTS (SELECT 1 FROM jobs_pause WHERE queue = {queue})
+    ORDER BY {order}
+    LIMIT {window}
+), taken AS MATERIALIZED (
+    -- Once, and not for each key: the planner may choose the index of all that runs, and read all of it.
+    SELECT limit_key, array_agg(limit_place) AS taken_places FROM jobs_job
+    WHERE state = 'running' AND limit_place IS NOT NULL AND limit_key = ANY (ARRAY(SELECT limit_key FROM first))
+    GROUP BY limit_key
+), found AS MATERIALIZED (
+    SELECT job.id, head.rank, head.run_at, head.limit_key, head.place, head.burst, coalesce(head.pause, 0) AS pause
+    FROM (
+        SELECT id, limit_key, rank, run_at, own, places, burst, pause, number,
+            CASE WHEN number > 1 THEN NULL WHEN taken_places IS NULL AND places > 0 THEN 0 ELSE (
+                SELECT free FROM generate_series(0, places - 1) AS free
+                WHERE free <> ALL (taken_places)
+                    -- The limit may have been higher when those began that run.
+                    AND places > cardinality(taken_places)
+                LIMIT 1
+            ) END AS place
+        FROM (
+            SELECT id, limit_key, rank, run_at, own, taken_places, ({places}::int[])[own] AS places,
+                ({bursts}::int[])[own] AS burst, ({pauses}::float8[])[own] AS pause,
+                row_number() OVER (PARTITION BY limit_key ORDER BY {order}) AS number
+            FROM first LEFT JOIN taken USING (limit_key)
+        ) AS numbered
+        ORDER BY {order}
+    ) AS head
+    -- One by one by their key, whatever the planner thinks of the table. What is asked of a row is asked once more when
+    -- it is locked: another claim may have held it since, or somebody moved it.
+    CROSS JOIN LATERAL (
+        SELECT id FROM jobs_job WHERE id = head.id AND state = 'ready' AND held IS NULL AND queue = {queue}
+        FOR UPDATE SKIP LOCKED
+    ) AS job
+    WHERE head.own IS NULL OR (
+        -- One that was called before its task had a limit has no key yet.
+        head.limit_key IS NOT NULL AND (head.places IS NULL OR head.place IS NOT NULL)
+        AND head.number = 1
+        -- Jobs that are held are not among the rows that were read, and may stand before it in its line.
+        AND CASE WHEN (SELECT NOT EXISTS (SELECT 1 FROM jobs_gate WHERE look_at IS NOT NULL)) THEN true
+            ELSE NOT EXISTS (
+                SELECT 1 FROM jobs_job AS earlier
+                WHERE earlier.state = 'ready' AND earlier.limit_key = head.limit_key AND earlier.queue = {queue}
+                  AND (earlier.rank, earlier.run_at, earlier.id) < (head.rank, head.run_at, head.id)
+            ) END {open}
+    )
+    ORDER BY head.rank, head.run_at, head.id
+    LIMIT {limit}
+) {picked}
+UPDATE jobs_job
+SET state = 'running', lease = lease + 1, token = %(token)s, node_id = %(node)s, backend = %(backend)s,
+    started_at = statement_timestamp(), limit_place = {source}.place, queue_place = {queue_place}
+FROM {source}, (SELECT set_config('synchronous_commit', 'off', true)) AS unsynced
+WHERE jobs_job.id = {source}.id {passed}
+RETURNING {columns}
+"""
+
+#: From the row on that was the first at the last look: the index entries of those before it may still be there.
+_START = f"AND {AT} >= {HERE}"
+
+#: From when on the next start is counted, as :func:`next_at`.
+_NEXT = """CASE WHEN last_at > {now} + 1 THEN {now}
+    ELSE least(next_at, least(last_at, {now}) + {burst} * {pause}) END"""
+
+#: The rate of a task's limit lets one start now.
+_OPEN = """AND (head.pause = 0 OR NOT EXISTS (
+            SELECT 1 FROM jobs_gate
+            WHERE key = head.limit_key AND {next} > {now} + (head.burst - 1) * head.pause
+        ))"""
+
+#: Where there are rates, or a limit of the queue. What a rate lets in now must begin now, and not behind the others of
+#: a batch: it is claimed alone.
+_PICKED = """, picked AS MATERIALIZED (
+    SELECT * FROM (
+        SELECT *, row_number() OVER best AS number, first_value(pause) OVER best AS first_pause
+        FROM found WINDOW best AS (ORDER BY {order})
+    ) AS ordered {of_queue}
+    WHERE CASE WHEN first_pause > 0 THEN number = 1 ELSE pause = 0 END {most}
+), paced AS MATERIALIZED (
+    SELECT limit_key::text AS key, greatest((SELECT {next} FROM jobs_gate WHERE key = limit_key), {now}) AS base,
+        pause AS step, (SELECT next_at FROM jobs_gate WHERE key = limit_key) AS seen
+    FROM picked WHERE pause > 0 {queue_paced}
+), passed AS (
+    INSERT INTO jobs_gate AS gate (key, last_at, next_at) SELECT key, base, base + step FROM paced
+    ON CONFLICT (key) DO UPDATE SET last_at = EXCLUDED.last_at, next_at = EXCLUDED.next_at
+    -- Else another claim was faster, and this one gets nothing.
+    WHERE gate.next_at <= EXCLUDED.last_at OR gate.next_at = (SELECT seen FROM paced WHERE paced.key = gate.key)
+    RETURNING 1
+), counted AS MATERIALIZED (
+    SELECT (SELECT count(*) FROM passed) AS passed, (SELECT count(*) FROM paced) AS paced
+)"""
+
+#: All gates, or none: if it passed that of the task and not that of the queue, an error undoes it (a division by zero).
+_PASSED = """AND (
+    SELECT CASE WHEN passed = paced THEN true WHEN passed = 0 THEN false ELSE 1 / (passed - passed) = 1 END FROM counted
+)"""
+
+#: Of a queue with a concurrency: each row gets the next free place of the queue.
+_OF_QUEUE = """JOIN (
+        SELECT place AS queue_place, row_number() OVER (ORDER BY place) AS number
+        FROM generate_series(0, {places} - 1) AS place
+        WHERE NOT EXISTS (
+            SELECT 1 FROM jobs_job AS other
+            WHERE other.state = 'running' AND other.queue = {queue} AND other.queue_place = place
+        )
+        ORDER BY place LIMIT greatest(0, {places} - (
+            SELECT count(*) FROM jobs_job AS other
+            WHERE other.state = 'running' AND other.queue = {queue} AND other.queue_place IS NOT NULL
+        ))
+    ) AS spots USING (number)"""
+
+#: Of a queue with a rate: so many may start now.
+_QUEUE_RATE = """CROSS JOIN (
+        SELECT greatest((SELECT {next} FROM jobs_gate WHERE key = {name}), {now}) AS queue_base
+    ) AS queue_gate"""
+_QUEUE_PACED = """UNION ALL
+    SELECT {name}, min(queue_base), count(*) * {pause}, (SELECT next_at FROM jobs_gate WHERE key = {name})
+    FROM picked HAVING count(*) > 0"""
+
+#: In one statement, so that no stop of this process keeps others from the gates.
+_HOLD = """
+WITH held AS (
+    UPDATE jobs_job SET held = true
+    WHERE id = ANY (ARRAY(
+        SELECT id FROM jobs_job WHERE id = ANY (%(ids)s) AND state = 'ready' AND held IS NULL FOR UPDATE SKIP LOCKED
+    ))
+    RETURNING limit_key
+), noted AS (
+    INSERT INTO jobs_gate AS gate (key, look_at)
+    SELECT limit_key, EXTRACT(EPOCH FROM clock_timestamp()) FROM held GROUP BY limit_key ORDER BY limit_key
+    -- Of a rate that is used up nobody can be let in before its time.
+    ON CONFLICT (key) DO UPDATE SET look_at = greatest(EXCLUDED.look_at, least(gate.next_at, EXCLUDED.look_at + 1))
+)
+SELECT count(*) FROM held
+"""
+
+
+def hold(using: str, ids: Sequence[Any]) -> int:
+    """Hold ready jobs back; returns how many were not held already."""
+    return int(session_of(using).fetch(_HOLD, {"ids": list(ids)})[0][0])
+
+
+def take(using: str, claim: Claim, known: Limits, beyond: int, start: tuple[Any, ...] = ()) -> list[Job]:
+    """Claim, and heed the limits.
+
+    Parameters:
+        beyond: how many rows it reads beyond those that it asks for.
+        start: a position in the queue: where it begins.
+    """
+    session, own = session_of(using), known.queues.get(claim.queue, Limit())
+    values = {"node": claim.node, "token": claim.token, "backend": session.backend, "without": list(claim.without)}
+    values |= dict(zip(ORDER, start, strict=False))
+    limit = min(claim.limit, own.burst) if own.pause else claim.limit
+    tasks = tuple(known.tasks.items())
+    sql = claim_sql(claim.queue, limit, own, tasks, beyond, bool(start), bool(claim.without))
+    return store.of(using).claimed(session.fetch(sql, values))
+
+
+@lru_cache(maxsize=1000)
+def claim_sql(
+    queue: str,
+    limit: int,
+    own: Limit,
+    of_tasks: tuple[tuple[str, Limit], ...],
+    beyond: int,
+    is_started: bool,
+    is_without: bool = False,
+) -> str:
+    """What the limits are stands in it as well: they change seldom, and the planner sees them."""
+    words: dict[str, Any] = {"order": BY_ORDER, "queue": literal(queue), "name": literal(name_of(queue)), "now": _NOW}
+    words |= {"places": own.places, "pause": own.pause, "burst": own.burst}
+    words["next"] = _NEXT.format(**words)
+    of_queue = _OF_QUEUE.format(**words) if own.places else ""
+    is_paced = any(each.pause for _, each in of_tasks)
+    most = queue_paced = picked = ""
+    if own.pause:
+        of_queue += _QUEUE_RATE.format(**words)
+        queue_paced = _QUEUE_PACED.format(**words)
+        most = f"AND number <= floor({own.burst} - (queue_base - {_NOW}) / {own.pause})"
+    if is_several := is_paced or own != Limit():
+        words["next"] = _NEXT.format(now=_NOW, burst="burst", pause="pause")
+        picked = _PICKED.format(**words, of_queue=of_queue, most=most, queue_paced=queue_paced)
+    words["next"] = _NEXT.format(now=_NOW, burst="head.burst", pause="head.pause")
+    return _CLAIM.format(
+        queue=words["queue"],
+        order=BY_ORDER,
+        start=_START if is_started else "",
+        without=WITHOUT if is_without else "",
+        tasks=f"ARRAY[{', '.join(literal(name) for name, _ in of_tasks)}]",
+        places=f"ARRAY[{', '.join(str(each.places or 'NULL') for _, each in of_tasks)}]",
+        bursts=f"ARRAY[{', '.join(str(each.burst) for _, each in of_tasks)}]",
+        pauses=f"ARRAY[{', '.join(str(each.pause) for _, each in of_tasks)}]",
+        limit=limit,
+        window=limit + beyond,
+        open=_OPEN.format(**words) if is_paced else "",
+        picked=picked,
+        source="picked" if is_several else "found",
+        passed=_PASSED if is_several else "",
+        queue_place="picked.queue_place" if own.places else "NULL",
+        columns=", ".join(f"jobs_job.{name}" for name in named(Part.CLAIM)),
+    )

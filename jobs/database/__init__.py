@@ -1,1 +1,0 @@
-"""The connections, and what is done with care over them."""

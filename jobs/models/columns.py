@@ -1,0 +1,76 @@
+"""The columns of a job's row: which parts of the program write and read each. And the order of the claim."""
+
+from __future__ import annotations
+
+from enum import Flag, auto
+from functools import cache
+from operator import attrgetter
+
+#: The order in which a queue's jobs are claimed: the smallest rank first. The indexes of what waits have it.
+ORDER = ("rank", "run_at", "id")
+#: The same as SQL, and as what is read of a job: where it stands in its queue.
+BY_ORDER, POSITION = ", ".join(ORDER), attrgetter(*ORDER)
+
+
+class Part(Flag):
+    #: Each call writes it.
+    CALL = auto()
+    #: A call writes it if it says something else than the default. The database makes the rest.
+    SAID = auto()
+    #: A claim reads it. What else somebody asks for is read then.
+    CLAIM = auto()
+    #: The end of a run writes it, or a retry.
+    FINISH = auto()
+    #: It counts what happened to the job; a retry by hand begins at zero.
+    COUNT = auto()
+
+
+_PARTS = {
+    "id": Part.CALL | Part.CLAIM,
+    "task": Part.CALL | Part.CLAIM,
+    "queue": Part.CALL | Part.CLAIM,
+    "args": Part.CALL | Part.CLAIM,
+    "kwargs": Part.SAID | Part.CLAIM,
+    "options": Part.SAID | Part.CLAIM,
+    "rank": Part.SAID | Part.CLAIM,
+    "retries": Part.SAID | Part.CLAIM | Part.FINISH | Part.COUNT,
+    "parent_id": Part.SAID | Part.CLAIM,
+    "root": Part.SAID | Part.CLAIM,
+    "made_at": Part.SAID | Part.CLAIM,
+    "expires_at": Part.SAID | Part.CLAIM,
+    "marker_key": Part.SAID | Part.CLAIM,
+    "limit_key": Part.SAID | Part.CLAIM,
+    "priority": Part.SAID | Part.CLAIM,
+    "state": Part.SAID | Part.CLAIM | Part.FINISH,
+    "run_at": Part.SAID | Part.CLAIM | Part.FINISH,
+    "lease": Part.CLAIM,
+    "token": Part.CLAIM,
+    "node_id": Part.CLAIM,
+    "backend": Part.CLAIM,
+    "crashes": Part.CLAIM | Part.FINISH | Part.COUNT,
+    "node_losses": Part.CLAIM | Part.FINISH | Part.COUNT,
+    "snoozes": Part.CLAIM | Part.FINISH | Part.COUNT,
+    "started_at": Part.CLAIM,
+    "unique_key": Part.CLAIM,
+    "unique_until": Part.CLAIM,
+    "unique_expires_at": Part.CLAIM,
+    "finished_at": Part.FINISH,
+    "error": Part.FINISH,
+    "errors": Part.FINISH,
+}
+
+
+#: The columns of extensions: a call may say them, and a claim reads them.
+ADDED: list[str] = []
+
+
+def add(name: str) -> None:
+    ADDED.append(name)
+    _PARTS[name] = Part.SAID | Part.CLAIM
+    named.cache_clear()
+
+
+@cache
+def named(part: Part) -> tuple[str, ...]:
+    """The columns of a part."""
+    return tuple(name for name, parts in _PARTS.items() if part in parts)

@@ -1,0 +1,49 @@
+"""The databases that jobs live in: all SQL, and all that asks which database it is.
+
+:func:`of` gives the store of one. ``base.py`` says what each can do, in words that every database knows.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from django.db import connections, router
+from django.db.backends.signals import connection_created
+from django.db.models.signals import post_migrate
+
+from jobs.conf import conf
+from jobs.models import Job
+from jobs.store.base import Store
+from jobs.store.mysql import MySQL
+from jobs.store.postgresql import PostgreSQL
+from jobs.store.sqlite import SQLite
+
+_KINDS: dict[str, type[Store]] = {"postgresql": PostgreSQL, "sqlite": SQLite, "mysql": MySQL}
+
+
+def install() -> None:
+    """At the start of each process: see to each connection, and to what Django leaves out of a schema."""
+    connection_created.connect(_prepare, dispatch_uid="jobs.store.prepare")
+    post_migrate.connect(_complete, dispatch_uid="jobs.store.complete")
+
+
+def _prepare(connection: Any, **kwargs: Any) -> None:
+    if connection.alias in conf().DATABASES:
+        _of(connection.alias, connection.vendor).prepare(connection)
+
+
+def _complete(app_config: Any, using: str, **kwargs: Any) -> None:
+    if app_config.label == Job._meta.app_label:
+        with connections[using].schema_editor() as editor:
+            of(using).complete_schema(editor, router.get_migratable_models(app_config, using))
+
+
+def of(using: str) -> Store:
+    """The store of a database, by its alias."""
+    return _of(using, connections[using].vendor)
+
+
+@cache
+def _of(using: str, vendor: str) -> Store:
+    return _KINDS.get(vendor, Store)(using)

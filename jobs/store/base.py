@@ -1,0 +1,349 @@
+"""What every database can do. The classes of PostgreSQL, SQLite and MySQL say what each does in another way."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from django.db import connections, transaction
+from django.db.models import Exists, F, Q, QuerySet
+from django.db.models.functions import Now
+
+from jobs.models import CLAIMABLE, Cancellation, Job, Marker, Node, Pause, State
+from jobs.models.columns import BY_ORDER, ORDER, POSITION, Part, named
+from jobs.store import databases
+
+RUNNING: dict[str, Any] = {
+    "state": State.RUNNING,
+    "lease": F("lease") + 1,
+    "started_at": Now(),
+    "limit_place": None,
+    "queue_place": None,
+}
+
+
+#: "ORDER BY ... LIMIT 1" makes PostgreSQL read by the index: for EXISTS, which drops the order, it reads the table
+#: where it expects many rows.
+LOOK = """
+SELECT {now},
+       (SELECT run_at FROM jobs_job WHERE state = 'scheduled' AND run_at <= {now} {due} ORDER BY run_at LIMIT 1),
+       (SELECT expires_at FROM jobs_job
+        WHERE state IN ('scheduled', 'ready') AND expires_at IS NOT NULL AND expires_at <= {now} {late}
+        ORDER BY expires_at LIMIT 1),
+       EXISTS (SELECT 1 FROM jobs_cancellation),
+       {rare} AND (
+           SELECT 1 FROM jobs_job WHERE state = 'scheduled' AND run_at > '9000-06-01' ORDER BY run_at LIMIT 1
+       ) IS NOT NULL,
+       {ready}{more}
+"""
+
+#: Whether a job waits in a queue, read by the index that the claim uses.
+READY = f"""(
+    SELECT 1 FROM jobs_job WHERE state = 'ready' AND held IS NULL AND queue = %s
+    AND NOT EXISTS (SELECT 1 FROM jobs_pause WHERE queue = %s)
+    ORDER BY {BY_ORDER} LIMIT 1
+) IS NOT NULL"""
+
+
+class Claim(NamedTuple):
+    """What is claimed: up to ``limit`` ready jobs of one queue, for a node, with a token.
+
+    Jobs of the tasks ``without`` stay where they are. ``after`` is a position in the queue: only what stands behind it.
+    """
+
+    queue: str
+    node: uuid.UUID
+    limit: int
+    token: int
+    without: Sequence[str] = ()
+    after: tuple[Any, ...] = ()
+
+
+class Since(NamedTuple):
+    """Where a short look begins: nothing before is due, or expired; None: from the start."""
+
+    due: datetime.datetime | None = None
+    late: datetime.datetime | None = None
+
+
+class Seen(NamedTuple):
+    """What the clock sees in a database."""
+
+    now: Any
+    #: When the first job is due, or expired; None: none is.
+    due: Any
+    late: Any
+    is_asked: bool
+    is_parked: bool
+    is_ready: bool
+    #: The answers to what extensions ask.
+    more: tuple[Any, ...]
+
+
+def owned(job: Job) -> QuerySet[Job]:
+    """The fence: the job's row, as long as it is this run's. A zombie, whose job was given to another, finds none."""
+    return Job.objects.using(job._state.db).filter(pk=job.pk, state=State.RUNNING, lease=job.lease, token=job.token)
+
+
+class Store:
+    """One database in which jobs live."""
+
+    #: SQL for "now", as a column holds it.
+    now = "CURRENT_TIMESTAMP"
+
+    #: NOTIFY and LISTEN reach other sessions. Without them workers look for new jobs.
+    has_notify = False
+    #: All writers of the database take turns, so that a body keeps every other one from writing.
+    has_one_writer = False
+    #: The server says who waits for whom, and ends a session.
+    has_sessions = False
+    #: What a claim records of the server's session that serves it.
+    session_id: Any = None
+    #: A claim may begin behind the last one, and pass over what is not vacuumed yet.
+    claims_after = False
+    #: A statement may write in several tables at once (``WITH ... AS (UPDATE ...)``).
+    writes_at_once = False
+    #: An UPSERT may have a condition.
+    compares = False
+    #: The verb of an INSERT, and its end, that do nothing if the row is there.
+    ignoring = ("INSERT", "")
+
+    def __init__(self, using: str) -> None:
+        self.using = using
+
+    @property
+    def connection(self) -> Any:
+        return connections[self.using]
+
+    @property
+    def epoch(self) -> str:
+        """SQL for "now" in seconds since 1970."""
+        return databases.EPOCH_NOW[self.connection.vendor]
+
+    def ask(self, sql: str, *params: Any) -> list[Any]:
+        return databases.ask(self.using, sql, *params)
+
+    def prepare(self, connection: Any) -> None:
+        """A connection was opened, in whatever process."""
+
+    # Which database it is
+
+    def identify(self) -> tuple[Any, ...]:
+        """What tells this database from a copy of it."""
+        settings = self.connection.settings_dict
+        return (settings["HOST"] or "localhost", settings["NAME"])
+
+    def complete_schema(self, editor: Any, models: Iterable[Any]) -> None:
+        """Make the indexes and constraints that Django leaves out on this database."""
+
+    # A call
+
+    def insert(self, job: Job, columns: Sequence[str], is_frozen: bool) -> int:
+        """Insert the columns that a call said; the database makes the rest. Returns how many rows that made.
+
+        Parameters:
+            is_frozen: there may be a row of its id. Then none is made.
+        """
+        fields: dict[str, Any] = {name: Job._meta.get_field(name) for name in columns}
+        values = [field.get_db_prep_save(job.__dict__[name], self.connection) for name, field in fields.items()]
+        with self.connection.cursor() as cursor:
+            cursor.execute(self.insert_sql(columns, is_frozen), values)
+            done: int = cursor.rowcount
+        return done
+
+    def insert_sql(self, columns: Sequence[str], is_frozen: bool) -> str:
+        return _insert_sql(tuple(columns), *(self.ignoring if is_frozen else ("INSERT", "")), self.quote)
+
+    #: Quotes the names of columns that are words of SQL.
+    quote: Callable[[str], str] = str
+
+    def insert_all(self, jobs: Sequence[Job], said: Sequence[Mapping[str, Any]] | None) -> None:
+        """Insert several jobs.
+
+        Parameters:
+            said: what each call said; None: some of it is computed by the database, or differs in its state.
+        """
+        Job.objects.using(self.using).bulk_create(jobs, batch_size=self.batch_size)
+
+    #: How many rows one INSERT takes; None: Django knows.
+    batch_size: int | None = None
+
+    def free_unique_keys(self, ids: Sequence[uuid.UUID], is_over: Q) -> None:
+        """These jobs go on without their unique keys, if the condition is still true of them."""
+        Job.objects.using(self.using).filter(is_over, pk__in=ids).update(unique_key=None)
+
+    def notify(self, channel: str, payloads: Sequence[str]) -> None:
+        """Tell all sessions that listen to a channel."""
+
+    # A claim
+
+    def ready(self, queue: str, node: uuid.UUID) -> QuerySet[Job]:
+        """What the node may claim of the queue, in its order."""
+        using = self.using
+        return (
+            Job.objects.using(using)
+            .filter(
+                CLAIMABLE,
+                Q(expires_at=None) | Q(expires_at__gt=Now()),
+                Exists(Node.objects.using(using).filter(pk=node, dead_at=None)),
+                ~Exists(Pause.objects.using(using).filter(pk=queue)),
+                queue=queue,
+            )
+            .order_by(*ORDER)
+        )
+
+    def claim(self, claim: Claim) -> list[Job]:
+        """Move ready jobs to ``running``, with the next lease; returns them in the order of the queue.
+
+        Race: of several processes that look at the same row, one gets it, and none waits: locked rows are skipped.
+        """
+        first = self.ready(claim.queue, claim.node).exclude(task__in=claim.without)
+        # Without any lock: most looks find nothing.
+        if not first.values_list("pk")[:1]:
+            return []
+        with transaction.atomic(using=self.using):
+            ids = list(databases.free(first).values_list("pk", flat=True)[: claim.limit])
+            rows = Job.objects.using(self.using).filter(pk__in=ids)
+            rows.update(node=claim.node, token=claim.token, **self.running)
+            return list(rows.order_by(*ORDER))
+
+    @property
+    def running(self) -> dict[str, Any]:
+        """What a claim writes, beside the node and the token."""
+        return {**RUNNING, "backend": self.session_id}
+
+    def claimed(self, rows: Iterable[Sequence[Any]]) -> list[Job]:
+        """The jobs of the rows that a claim returned, in the order of the queue."""
+        names, jobs = named(Part.CLAIM), []
+        for row in rows:
+            values = dict(zip(names, row, strict=True))
+            self.decode(values)
+            values["options"] = json.loads(values["options"]) if values["options"] else {}
+            jobs.append(Job.of(values, self.using))
+        return sorted(jobs, key=POSITION)
+
+    def decode(self, values: dict[str, Any]) -> None:
+        """Make Python's values of a row's, in place."""
+
+    def renew(self, job: Job, token: int) -> bool:
+        """Give a claimed row another token; False: it is not this claim's any more."""
+        return owned(job).update(token=token, started_at=Now()) == 1
+
+    # A run
+
+    def prepare_body(self) -> None:
+        """Before a body's transaction."""
+
+    def turn(self) -> AbstractContextManager[Any]:
+        """The time in which this process may write."""
+        return nullcontext()
+
+    def succeed(self, job: Job, result: Any, runtime: float) -> bool:
+        """Complete a run as the last statement of its transaction; False: it lost its lease, or was asked to end."""
+        return self.succeed_as(job, result, None)
+
+    def succeed_as(self, job: Job, result: Any, source: Job | None) -> bool:
+        """The same of a run whose work another job had done before."""
+        ours = owned(job).filter(~Exists(Cancellation.objects.using(self.using).filter(pk=job.pk)))
+        values = {"state": State.SUCCEEDED, "finished_at": Now(), "result": result, "error": None}
+        return ours.update(**values, **({"replay_of": source.pk} if source else {})) == 1
+
+    @contextmanager
+    def bounded(self, seconds: float) -> Iterator[None]:
+        """A savepoint in which nothing waits much longer than that for another transaction, where that can be said."""
+        with transaction.atomic(using=self.using):
+            yield
+
+    def end_if_idle(self, seconds: float) -> None:
+        """Let the server end this transaction, and with it its locks, if its process stands still in it."""
+
+    # Markers and guards
+
+    def insert_marker(
+        self, key: str, kind: str, fingerprint: str, job: uuid.UUID | None, keep: float | None, wait: float
+    ) -> bool:
+        """Leave a marker in the current transaction; False: there is one. It waits for one that is not committed.
+
+        Parameters:
+            keep: seconds until it is void; None: for ever.
+            wait: seconds to wait for another transaction, where that can be said.
+        """
+        expires_at = None if keep is None else Now() + datetime.timedelta(seconds=keep)
+        values = {"fingerprint": fingerprint, "job": job, "created_at": Now(), "expires_at": expires_at}
+        rows = Marker.objects.using(self.using)
+        return rows.get_or_create(key=key, kind=kind, defaults=values)[1]
+
+    def lock_writer(self, model: Any) -> None:
+        """Where rows have no locks: take that of the whole database."""
+
+    # The clock
+
+    #: Whether a job waits in a queue; the same among those that came a moment ago.
+    ready_sql = new_ready_sql = READY
+
+    def look(self, queues: Sequence[str], more: Iterable[str], since: Since | None = None) -> Seen:
+        """What there is to do, in one statement: mostly nothing.
+
+        Parameters:
+            more: what extensions ask.
+            since: a short look, which begins where the last one ended.
+        """
+        words = {"now": self.now, "epoch": self.epoch, "rare": "1 = 1" if since is None else "1 = 0"}
+        words["due"] = f"AND run_at >= '{since.due}'" if since and since.due else ""
+        words["late"] = f"AND expires_at >= '{since.late}'" if since and since.late else ""
+        asked = "".join(f", {look.format(**words)}" for look in more)
+        sql, names = self._ready(queues, is_short=since is not None)
+        [found] = self.ask(LOOK.format(**words, ready=sql, more=asked), *names)
+        now, due, late, is_asked, is_parked, is_ready, *rest = found
+        return Seen(now, due, late, is_asked, is_parked, is_ready, tuple(rest))
+
+    def has_ready(self, queues: Sequence[str], is_short: bool = False) -> bool:
+        """Whether a job waits in one of the queues."""
+        sql, names = self._ready(queues, is_short)
+        return bool(queues) and bool(self.ask(f"SELECT {sql}", *names)[0][0])
+
+    def _ready(self, queues: Sequence[str], is_short: bool) -> tuple[str, list[str]]:
+        each = self.new_ready_sql if is_short else self.ready_sql
+        return " OR ".join([each] * len(queues)) or "1 = 0", [name for queue in queues for name in (queue, queue)]
+
+    # Sessions of the server
+
+    @property
+    def may_write(self) -> bool:
+        """Whether somebody else than the body that runs could write now."""
+        return True
+
+    def end_sessions(self, runs: Sequence[tuple[uuid.UUID, int]]) -> tuple[list[uuid.UUID], set[tuple[str, str]]]:
+        """End the server's sessions of runs (job and lease) that are over. The job may have another run by now.
+
+        Returns:
+            The jobs whose session was ended; and of each that may not be ended this process's role and that one's.
+        """
+        return [], set()
+
+    def out_of_reach(self) -> tuple[str, list[str]]:
+        """The role that this process logs in with, and those of other workers whose sessions it may not end."""
+        return "", []
+
+    @contextmanager
+    def watched(self, job: Job, seconds: float) -> Iterator[list[Any]]:
+        """Not empty if the block waits, after so many seconds, for the run: it is paused before its commit, say.
+
+        Else the run's connection may be at another job of the same claim, which has nothing to do with this one.
+        """
+        yield []
+
+    def listener(self) -> Callable[[Any], None] | None:
+        """What waits for news of this database (``jobs.worker.listener``); None: only a poll finds jobs."""
+        return None
+
+
+@lru_cache(maxsize=500)
+def _insert_sql(columns: tuple[str, ...], verb: str, end: str, quote: Callable[[str], str]) -> str:
+    names, marks = ", ".join(map(quote, columns)), ", ".join(["%s"] * len(columns))
+    return f"{verb} INTO jobs_job ({names}) VALUES ({marks}){end}"

@@ -1,0 +1,509 @@
+"""Which database jobs live in, the connection beside it, and the care of reused connections."""
+
+import datetime
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
+from typing import Any, TypeVar
+from weakref import WeakSet
+
+from django.apps import apps
+from django.core.exceptions import ImproperlyConfigured
+from django.db import (
+    DataError,
+    Error,
+    IntegrityError,
+    InterfaceError,
+    OperationalError,
+    ProgrammingError,
+    connections,
+    router,
+)
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
+from django.db.models import Model, QuerySet
+from django.db.utils import load_backend
+
+from jobs.conf import conf
+from jobs.conf.logs import logger
+from jobs.models import Job
+
+T = TypeVar("T")
+M = TypeVar("M", bound=Model)
+R = TypeVar("R", bound=QuerySet[Any, Any])
+
+#: Seconds after which the same complaint about a database is logged again, and when each was.
+REPEAT = 30.0
+_complaints: dict[tuple[str, str], float] = {}
+
+#: When this code was loaded, on the machine's monotonic clock: of a worker, before it forked.
+STARTED = time.monotonic()
+
+#: Two processes of one worker compute its beginning by a database's clock; the two may differ by so much.
+SAME = datetime.timedelta(seconds=1)
+
+#: psycopg.pq.TransactionStatus
+IDLE, ACTIVE, INTRANS, INERROR = range(4)
+
+#: PostgreSQL's codes of a server that takes no writes (after a failover), and of a session that it has ended. To Django
+#: both are internal errors, and the connection to the first one is sound: who keeps it sticks to a reader.
+REFUSES = ("25006", "25P03")
+
+#: PostgreSQL's codes: the wait for a lock took longer than lock_timeout; of two transactions one had to end.
+LOCK_NOT_AVAILABLE, SERIALIZATION_FAILURE, DEADLOCK = "55P03", "40001", "40P01"
+
+#: MySQL's numbers for the same: lock wait timeout, NOWAIT; deadlock.
+MYSQL_BUSY, MYSQL_DEADLOCK = (1205, 3572), 1213
+BUSY = (LOCK_NOT_AVAILABLE, *MYSQL_BUSY)
+
+#: A disk without room: PostgreSQL's code, SQLite's text, MySQL's numbers.
+DISK_FULL = ("53100", "database or disk is full", 1021, 1114)
+
+#: PostgreSQL's code. With it our own statements say that they found no row.
+DIVISION_BY_ZERO = "22012"
+
+#: SQL for "now" in seconds since 1970, by the database's clock.
+EPOCH_NOW = {
+    "sqlite": "((julianday('now') - 2440587.5) * 86400.0)",
+    "postgresql": "EXTRACT(EPOCH FROM clock_timestamp())",
+    "mysql": "UNIX_TIMESTAMP(NOW(6))",
+}
+
+#: SQLite's clock, in milliseconds, as Django writes it.
+NOW_SQLITE = "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')"
+
+
+def job_alias(using: str | None = None) -> str:
+    """The database a new job is inserted into; ``ValueError`` if that is not one of ``JOBS["DATABASES"]``."""
+    alias = using or router.db_for_write(Job)
+    if alias not in conf().DATABASES:
+        cure = f"add it to JOBS['DATABASES'] ({list(conf().DATABASES)}) and migrate it, or pass using="
+        raise ValueError(f"jobs do not live in the database {alias!r}: {cure}")
+    return alias
+
+
+def home() -> str:
+    """The alias where nodes, beats and messages live."""
+    return conf().DATABASES[0]
+
+
+def is_lost(exc: BaseException, alias: str) -> bool:
+    """Whether the connection died, and its transaction with it. At the transaction's end Django opens another one."""
+    if sqlstate(exc) in REFUSES:
+        return True
+    if not isinstance(exc, OperationalError | InterfaceError):
+        return False
+    connection = connections[alias]
+    if connection.connection is None:
+        return True
+    if code := sqlstate(exc):
+        # In a failed transaction the question below gets no answer, although the connection lives.
+        return code.startswith(("08", "57P0"))
+    return not is_interrupted(alias) and not connection.is_usable()
+
+
+def sqlstate(exc: BaseException) -> str:
+    """PostgreSQL's code of what it refused; empty if the error is not the server's."""
+    return str(getattr(exc.__cause__, "sqlstate", None) or "")
+
+
+def code_of(exc: BaseException) -> str | int | None:
+    """The server's code of what it refused: PostgreSQL's SQLSTATE, or MySQL's number; None if it is not the server's.
+
+    SQLite has a text only.
+    """
+    code = sqlstate(exc) or next(iter(exc.args), None)
+    return code if isinstance(code, int | str) else None
+
+
+def gave_up(exc: BaseException) -> bool:
+    """Whether the database ended a wait for somebody else's transaction: too long, or a deadlock."""
+    return code_of(exc) in (*BUSY, DEADLOCK, MYSQL_DEADLOCK)
+
+
+def is_busy(exc: BaseException) -> bool:
+    """Whether somebody else has locked a row, and this statement was not to wait for it (any longer)."""
+    return code_of(exc) in BUSY
+
+
+def is_conflict(exc: BaseException) -> bool:
+    """Whether the database ended this transaction in favour of another one: the same again may go well."""
+    conflicts = (SERIALIZATION_FAILURE, DEADLOCK, MYSQL_DEADLOCK)
+    return isinstance(exc, OperationalError) and code_of(exc) in conflicts
+
+
+def is_refusal(exc: BaseException) -> bool:
+    """Whether the database refuses the values themselves: the same statement would be refused again."""
+    # Too large for an index, say, is an OperationalError there.
+    return isinstance(exc, DataError | IntegrityError) or sqlstate(exc)[:2] in ("22", "23", "54")
+
+
+def is_full(exc: BaseException) -> bool:
+    """Whether the database found no room for what was written: somebody will make some."""
+    return isinstance(exc, OperationalError) and code_of(exc) in DISK_FULL
+
+
+def free(rows: QuerySet[M]) -> QuerySet[M]:
+    """The rows that nobody else has locked. They stay locked until the transaction ends. (SQLite has one writer.)"""
+    can_skip = connections[rows.db].features.has_select_for_update_skip_locked
+    return rows.select_for_update(skip_locked=True) if can_skip else rows
+
+
+def ask(using: str, sql: str, *params: Any) -> list[Any]:
+    """The rows that a statement finds."""
+    with connections[using].cursor() as cursor:
+        cursor.execute(sql, params)
+        return cursor.fetchall()
+
+
+def epoch(using: str) -> float:
+    """The time by the database's clock, in seconds since 1970."""
+    return float(ask(using, f"SELECT {EPOCH_NOW[connections[using].vendor]}")[0][0])
+
+
+def clock(using: str) -> datetime.datetime:
+    """The time by the database's clock."""
+    return datetime.datetime.fromtimestamp(epoch(using), datetime.UTC)
+
+
+def began(now: datetime.datetime, since: float = STARTED) -> datetime.datetime:
+    """When this worker began, by the database's clock, which says ``now``."""
+    return now - datetime.timedelta(seconds=time.monotonic() - since)
+
+
+def apart(alias: str) -> closing[BaseDatabaseWrapper]:
+    """A connection of its own for one block, in autocommit mode."""
+    return closing(_new_connection(alias))
+
+
+def everywhere(part: Callable[[str], int | None], aliases: Iterable[str] | None = None) -> int:
+    """The sum of what is done in each job database; one that is away does not stop the others."""
+    done = 0
+    for alias in conf().DATABASES if aliases is None else aliases:
+        try:
+            done += part(alias) or 0
+        except Error as exc:
+            note_away(exc, alias)
+    return done
+
+
+def each(rows: R) -> Iterator[R]:
+    """The same rows of each job database."""
+    return (rows.using(alias) for alias in conf().DATABASES)
+
+
+def first(rows: QuerySet[M]) -> M | None:
+    """The first of the rows, in whatever job database it is."""
+    return next(filter(None, (part.first() for part in each(rows))), None)
+
+
+def patiently(alias: str, action: Callable[[], T]) -> T:
+    """Do it; and once more over a new connection, if the old one turns out to be dead outside of a transaction."""
+    try:
+        return action()
+    except Error as exc:
+        connection = connections[alias]
+        if connection.in_atomic_block or not connection.autocommit or not is_lost(exc, alias):
+            raise
+        drop(alias)
+        return action()
+
+
+def note_away(exc: Error, alias: str) -> None:
+    """Drop the connection, and log the error: when it is new, and every :data:`REPEAT` seconds while it is the same."""
+    drop(alias)
+    text, now = describe(exc), time.monotonic()
+    if now - _complaints.get((alias, text), -REPEAT) < REPEAT:
+        return
+    if len(_complaints) > 100:
+        _complaints.clear()
+    _complaints[alias, text] = now
+    logger.error("the database %s: %s", alias, text, extra={"action": "database_away", "database": alias})
+
+
+def note_failure(exc: Exception, who: str, about: dict[str, Any]) -> None:
+    """Log an error that must not stop a loop. After an error of the database all its connections are dropped."""
+    if isinstance(exc, Error):
+        note_away(exc, home())
+        for alias in conf().DATABASES:
+            drop(alias)
+    else:
+        logger.error("%s goes on after an error", who, exc_info=exc, extra=about)
+
+
+def describe(exc: Error) -> str:
+    """What a database refuses, with the cure where one is known."""
+    text = str(exc).strip()
+    is_cured = isinstance(exc, ProgrammingError) or "no such table" in text or "no such column" in text
+    return f"{text} (not migrated? run manage.py migrate)" if is_cured else text
+
+
+def in_test(alias: str) -> bool:
+    """Whether all is part of the transaction that Django's ``TestCase`` holds around a test, and which has to last."""
+    blocks = connections[alias].atomic_blocks
+    return bool(blocks) and bool(getattr(blocks[0], "_from_testcase", False))
+
+
+def in_transaction(alias: str) -> bool:
+    """Whether a transaction is open that is not just the one of a ``TestCase``."""
+    connection = connections[alias]
+    blocks = connection.atomic_blocks
+    return connection.in_atomic_block and not (blocks and getattr(blocks[-1], "_from_testcase", False))
+
+
+def drop(alias: str) -> None:
+    """Close the connection whatever state it is in; the next query opens a new one.
+
+    A time limit in mid-query leaves one that Django takes for usable, a failed COMMIT one that is in no known state.
+    """
+    if in_test(alias):
+        return
+    connection = connections[alias]
+    connection.in_atomic_block = connection.closed_in_transaction = False
+    connection.savepoint_ids, connection.atomic_blocks = [], []
+    cancel_query(alias)
+    with suppress(Error):
+        connection.close()
+
+
+def give_back() -> None:
+    """Give the connections of this thread that are from Django's pools back to them: its other threads need some."""
+    for connection in connections.all(initialized_only=True):
+        if getattr(connection, "pool", None) is not None:
+            with suppress(Error):
+                connection.close()
+
+
+def cancel_query(alias: str) -> None:
+    """A query that a time limit left behind would go on in the server, and keep its transaction's locks."""
+    connection = connections[alias]
+    if is_interrupted(alias):
+        try:
+            connection.connection.cancel_safe(timeout=2.0)
+        except Exception:
+            logger.debug("a query that was left behind goes on", exc_info=True, extra={"action": "query_kept"})
+
+
+def roll_back(alias: str) -> None:
+    """At the end of a body that failed, before Django does the same (with ``atomic=False`` nobody does).
+
+    Race: a signal that strikes in Django's rollback has it switch autocommit on, with which SQLite and MySQL commit.
+    One that strikes here leaves the rollback to Django, or to the end of a connection that is closed.
+    """
+    if in_test(alias):
+        # Django rolls back to the savepoint of the body.
+        return
+    cancel_query(alias)
+    try:
+        if is_interrupted(alias):
+            # A rollback would be refused, or wait for itself: psycopg's ``stream()`` keeps a lock.
+            connections[alias].close()
+        else:
+            connections[alias]._rollback()  # type: ignore[attr-defined]
+    except Error:
+        logger.debug("a rollback over a broken connection", exc_info=True, extra={"action": "rollback_failed"})
+
+
+#: Of a worker's connections to PostgreSQL, at its own end (libpq): a dead link shows in about 20 seconds, and not in
+#: hours. What the project's settings say wins. Milliseconds for ``tcp_user_timeout``, else seconds.
+KEEPALIVES = {"idle": 5, "interval": 5, "count": 3}
+LINK = {"connect_timeout": 10, "tcp_user_timeout": 20_000} | {f"keepalives_{k}": v for k, v in KEEPALIVES.items()}
+
+
+def watch_links() -> None:
+    """In a worker: let both ends of each connection notice that the other machine lost its power, or the cable."""
+    for alias in conf().DATABASES:
+        if connections[alias].vendor == "postgresql":
+            settings = connections.settings[alias]
+            settings["OPTIONS"] = {**LINK, **settings["OPTIONS"]}
+    connection_created.connect(_watch_from_the_server, dispatch_uid="jobs.store.databases")
+
+
+def _watch_from_the_server(connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
+    """A server that does not notice keeps the transaction of the dead machine, and its locks."""
+    if connection.vendor == "postgresql" and connection.alias in conf().DATABASES:
+        # It asks nobody as long as an answer of its own is under way: then the timeout decides.
+        values = {"user_timeout": LINK["tcp_user_timeout"]} | {f"keepalives_{k}": v for k, v in KEEPALIVES.items()}
+        calls = [f"set_config('tcp_{name}', '{value}', false)" for name, value in values.items()]
+        with connection.cursor() as cursor:
+            cursor.execute(f"SELECT {', '.join(calls)}")
+
+
+def tidy(alias: str) -> None:
+    """After a run: leave this thread a job connection that is safe to reuse, and close all others.
+
+    Costs no statement: psycopg knows its transaction status by itself.
+    """
+    for connection in connections.all(initialized_only=True):
+        try:
+            if connection.alias != alias:
+                connection.close_if_unusable_or_obsolete()
+            elif connection.connection is not None and (
+                connection.in_atomic_block
+                or connection.errors_occurred
+                or _has_transaction(connection)
+                or status(connection) not in (None, IDLE)
+            ):
+                connection.errors_occurred = False
+                drop(alias)
+        except Error:
+            drop(connection.alias)
+
+
+def has_transaction(alias: str) -> bool:
+    """Whether a transaction is open, or may begin at any statement; Django need not know of it."""
+    return in_transaction(alias) if in_test(alias) else _has_transaction(connections[alias])
+
+
+def _has_transaction(connection: BaseDatabaseWrapper) -> bool:
+    """Race: a signal that comes while SQLite's BEGIN waits for the lock strikes when the lock is there."""
+    with connection.wrap_database_errors:
+        return (
+            not connection.get_autocommit()
+            or status(connection) in (INTRANS, INERROR)
+            or getattr(connection.connection, "in_transaction", False)
+        )
+
+
+def is_interrupted(alias: str) -> bool:
+    """Whether a query was left behind, by a time limit for one (PostgreSQL): the link is sound, and takes no other."""
+    return status(connections[alias]) == ACTIVE
+
+
+def is_idle(alias: str) -> bool:
+    """Whether the connection is free for a statement, as far as the driver knows without asking the server."""
+    return status(connections[alias]) in (None, IDLE)
+
+
+def status(connection: BaseDatabaseWrapper) -> int | None:
+    """What psycopg knows of its transaction without asking the server; None with other drivers."""
+    return getattr(getattr(connection.connection, "pgconn", None), "transaction_status", None)
+
+
+class SideDatabase:
+    """A connection of its own for beats and messages.
+
+    On SQLite it opens another file beside the main one (same name, ``.broker`` appended): a body holds the main file's
+    write lock as long as it runs, and a heartbeat must not wait for a body. Elsewhere it is a second connection to the
+    same database: no message and no beat becomes part of the caller's transaction.
+
+    Threads may share it. It is closed before every fork: two processes must not speak on one socket, or SQLite file.
+    In a ``TestCase`` it is the test's own connection, so that all goes with the test.
+
+    Parameters:
+        is_apart: False for a thread that has no transaction open: where there is no second file, its own connection is
+            good enough.
+    """
+
+    def __init__(self, is_apart: bool = True) -> None:
+        self._is_apart = is_apart
+        self._lock = threading.RLock()
+        self._connection: BaseDatabaseWrapper | None = None
+        _open_ones.add(self)
+
+    @contextmanager
+    def cursor(self) -> Iterator[Any]:
+        """A cursor in autocommit mode; other threads wait for the block's end. A connection that broke is closed."""
+        if in_test(home()) or not (self._is_apart or self.vendor == "sqlite"):
+            with connections[home()].cursor() as cursor:
+                yield cursor
+            return
+        with self._lock:
+            if self._connection is None:
+                connection = _new_connection(home())
+                if self.vendor == "sqlite":
+                    _create_tables(connection)
+                self._connection = connection
+            connection = self._connection
+            try:
+                with connection.cursor() as cursor:
+                    yield cursor
+            except Error as exc:
+                if sqlstate(exc) in REFUSES or not connection.is_usable():
+                    self.close()
+                raise
+
+    def execute(self, sql: str, *params: Any) -> Any:
+        """Execute one statement, in which ``{now}`` is :attr:`now`: the rows, or how many it changed."""
+        with self.cursor() as cursor:
+            cursor.execute(sql.format(now=self.now), params)
+            return cursor.fetchall() if cursor.description else cursor.rowcount
+
+    @property
+    def vendor(self) -> str:
+        return connections[home()].vendor
+
+    @property
+    def now(self) -> str:
+        """SQL for the database's clock, in seconds since 1970."""
+        return EPOCH_NOW[self.vendor]
+
+    def close(self) -> None:
+        with self._lock:
+            if self._connection is not None:
+                with suppress(Error):
+                    self._connection.close()
+                self._connection = None
+
+
+def side() -> closing[SideDatabase]:
+    """A connection to beats and messages for one block."""
+    return closing(SideDatabase())
+
+
+_open_ones: WeakSet[SideDatabase] = WeakSet()
+
+
+def _new_connection(alias: str) -> BaseDatabaseWrapper:
+    main = connections[alias]
+    settings = {**main.settings_dict, "CONN_MAX_AGE": None, "ATOMIC_REQUESTS": False, "AUTOCOMMIT": True}
+    if main.vendor == "sqlite":
+        name = str(settings["NAME"])
+        if ":memory:" in name or "mode=memory" in name:
+            cure = "give it a file (NAME, and TEST['NAME'] for tests)"
+            raise ImproperlyConfigured(f"the database {alias!r} is in memory, and no process can share it: {cure}")
+        settings["NAME"] = f"{name}.broker"
+        # For its owner alone, whatever the umask: messages and progress are in it. SQLite gives its -wal and -shm the
+        # same mode.
+        with suppress(OSError):
+            os.close(os.open(settings["NAME"], os.O_CREAT | os.O_EXCL, 0o600))
+        pragmas = "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;"
+        settings["OPTIONS"] = {"timeout": 5, "transaction_mode": "IMMEDIATE", "init_command": pragmas}
+    else:
+        settings["OPTIONS"] = {key: value for key, value in settings["OPTIONS"].items() if key != "pool"}
+    connection: BaseDatabaseWrapper = load_backend(settings["ENGINE"]).DatabaseWrapper(settings, alias)
+    connection.inc_thread_sharing()
+    return connection
+
+
+def _create_tables(connection: BaseDatabaseWrapper) -> None:
+    every = apps.get_app_config(Job._meta.app_label).get_models()
+    models = {model._meta.db_table: model for model in every if getattr(model, "is_beside", False)}
+    if models.keys() - connection.introspection.table_names():
+        with connection.schema_editor() as editor:
+            # Asked again inside the write lock: another process may have been faster.
+            for name in models.keys() - connection.introspection.table_names():
+                editor.create_model(models[name])
+
+
+def close_all() -> None:
+    for side in list(_open_ones):
+        side._lock.acquire()
+        side.close()
+
+
+def release_all() -> None:
+    for side in list(_open_ones):
+        # One that another thread made while this one forked was never locked here.
+        with suppress(RuntimeError):
+            side._lock.release()
+
+
+def _renew_all() -> None:
+    for side in list(_open_ones):
+        side._lock = threading.RLock()
+
+
+os.register_at_fork(before=close_all, after_in_parent=release_all, after_in_child=_renew_all)

@@ -1,0 +1,23 @@
+"""The beats of nodes, by which others see that they live: a counter each, so that no clocks have to agree."""
+
+import uuid
+
+from jobs.store.databases import SideDatabase
+
+
+def read(side: SideDatabase) -> dict[uuid.UUID, int]:
+    return {uuid.UUID(str(node)): count for node, count in side.execute("SELECT node, count FROM jobs_beat")}
+
+
+def first(side: SideDatabase, node_id: uuid.UUID) -> None:
+    side.execute("INSERT INTO jobs_beat (node, count, at) VALUES (%s, 0, {now})", node_id.hex)
+
+
+def beat(side: SideDatabase, node_id: uuid.UUID) -> bool:
+    """Prove to be alive; False: this node was declared dead and has to take a new id."""
+    changed = side.execute("UPDATE jobs_beat SET count = count + 1, at = {now} WHERE node = %s", node_id.hex)
+    return bool(changed == 1)
+
+
+def delete(side: SideDatabase, node_id: uuid.UUID) -> None:
+    side.execute("DELETE FROM jobs_beat WHERE node = %s", node_id.hex)

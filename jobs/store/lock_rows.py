@@ -1,0 +1,73 @@
+"""The rows of locks that no Redis keeps, written beside everybody's transactions."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from django.db import IntegrityError, OperationalError, connections
+
+from jobs.store.databases import SideDatabase, home, is_conflict
+
+_READ = """
+SELECT {now}, job, lease, token, COALESCE(fence, 0), COALESCE(expires_at, 0)
+FROM (SELECT 1) AS one LEFT JOIN jobs_lock ON jobs_lock.key = %s
+"""
+_KEEP = "UPDATE jobs_lock SET job = NULL, expires_at = {now} + %s WHERE jobs_lock.key = %s AND token = %s"
+_OLD = "FROM jobs_lock WHERE expires_at < {now} - %s"
+_READ_OLD = f"SELECT jobs_lock.key, job, lease, expires_at {_OLD} AND expires_at > %s ORDER BY expires_at LIMIT %s"
+
+
+class Row(NamedTuple):
+    """A lock as it is now; without a row the token is None."""
+
+    #: The database's time. Seconds since 1970, as the end.
+    now: float
+    job: uuid.UUID | None
+    lease: int | None
+    token: str | None
+    fence: int
+    expires_at: float
+
+
+def read(side: SideDatabase, key: str) -> Row:
+    [[now, job, lease, token, fence, expires_at]] = side.execute(_READ, key)
+    return Row(float(now), job and uuid.UUID(str(job)), lease, token, fence, expires_at)
+
+
+def take(
+    side: SideDatabase, key: str, row: Row, job: uuid.UUID | None, lease: int, token: str, fence: int, until: float
+) -> bool:
+    """Race: several saw that it is free. One finds the row as it was read, or inserts it."""
+    names = ("job", "lease", "token", "fence", "expires_at", connections[home()].ops.quote_name("key"))
+    values: list[Any] = [job and job.hex, lease, token, fence, until, key]
+    if row.token is None:
+        sql = f"INSERT INTO jobs_lock ({', '.join(names)}) VALUES (%s, %s, %s, %s, %s, %s)"
+    else:
+        changes = ", ".join(f"{name} = %s" for name in names[:-1])
+        sql = f"UPDATE jobs_lock SET {changes} WHERE jobs_lock.key = %s AND token = %s AND expires_at = %s"
+        values += [row.token, row.expires_at]
+    try:
+        return bool(side.execute(sql, *values))
+    except (IntegrityError, OperationalError) as exc:
+        # A server whose transactions are REPEATABLE READ by default says it the second way.
+        if not isinstance(exc, IntegrityError) and not is_conflict(exc):
+            raise
+        return False
+
+
+def keep(side: SideDatabase, key: str, token: str, seconds: float) -> bool:
+    """For a block that is no job's, and to give it back: the row stays for a while, and with it the last fence."""
+    return bool(side.execute(_KEEP, seconds, key, token))
+
+
+def read_old(side: SideDatabase, age: float, behind: float, limit: int) -> list[tuple[str, uuid.UUID | None, Any, Any]]:
+    """Locks that ended so many seconds ago, the oldest first: key, job, lease, end."""
+    rows = side.execute(_READ_OLD, age, behind, limit)
+    return [(key, job and uuid.UUID(str(job)), lease, end) for key, job, lease, end in rows]
+
+
+def delete_old(side: SideDatabase, age: float, keys: Sequence[str]) -> None:
+    """Race: one is taken, or renewed, at this moment. Then it is not that old any more."""
+    side.execute(f"DELETE {_OLD} AND jobs_lock.key IN ({', '.join(['%s'] * len(keys))})", age, *keys)

@@ -1,0 +1,148 @@
+"""MariaDB, and MySQL 8. Workers poll: there is nothing that tells other sessions of new jobs."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from typing import Any
+
+from django.db import transaction
+from django.db.models import Index, Q, UniqueConstraint
+from django.db.models.expressions import RawSQL
+
+from jobs.models import Job
+from jobs.models.columns import BY_ORDER
+from jobs.store import base
+
+#: The claim recorded the session. It is left alone if another run uses it by now, or the server was started since:
+#: then its number was given anew.
+RUNS = """
+SELECT j.id, j.backend FROM jobs_job j
+WHERE j.id IN ({ids}) AND j.state IN ('running', 'cancelled') AND j.backend IS NOT NULL
+  AND j.started_at > {now} - INTERVAL {uptime} SECOND
+  AND (j.id, j.lease) IN ({runs})
+  AND NOT EXISTS (
+    SELECT 1 FROM jobs_job o WHERE o.state = 'running' AND o.backend = j.backend
+      AND (o.started_at > j.started_at OR (o.started_at = j.started_at AND j.state = 'cancelled'))
+  )
+"""
+
+#: Its own sessions a login sees, and may end.
+SESSIONS = "SELECT id FROM information_schema.processlist WHERE id IN ({ids}) AND id <> CONNECTION_ID()"
+
+
+class MySQL(base.Store):
+    now = "CURRENT_TIMESTAMP(6)"
+    has_sessions = True
+    session_id = RawSQL("CONNECTION_ID()", ())
+    ignoring = ("INSERT IGNORE", "")
+    quote = staticmethod("`{}`".format)
+    # "rank" is a word of MySQL 8.
+    ready_sql = new_ready_sql = base.READY.replace(BY_ORDER, BY_ORDER.replace("rank", "`rank`"))
+
+    def prepare(self, connection: Any) -> None:
+        """Django reads and writes UTC. The database's own clock has to say it as well."""
+        with connection.cursor() as cursor:
+            cursor.execute("SET time_zone = '+00:00'")
+
+    def identify(self) -> tuple[Any, ...]:
+        if self.connection.mysql_is_mariadb:
+            return super().identify()
+        [parts] = self.ask("SELECT @@server_uuid, DATABASE()")
+        return tuple(parts)
+
+    def complete_schema(self, editor: Any, models: Iterable[Any]) -> None:
+        """There are no partial indexes here, and no unique constraint with a condition.
+
+        An index gets the columns of its condition in front. A constraint becomes a unique index of a computed column,
+        which is NULL where the condition does not hold.
+        """
+        for model in models:
+            with editor.connection.cursor() as cursor:
+                there = editor.connection.introspection.get_constraints(cursor, model._meta.db_table)
+            for index in model._meta.indexes:
+                if index.condition is not None and index.name not in there:
+                    editor.execute(_whole(index).create_sql(model, editor))
+            for constraint in model._meta.constraints:
+                is_partial = isinstance(constraint, UniqueConstraint) and constraint.condition is not None
+                if is_partial and constraint.name not in there:
+                    editor.execute(_computed(model, constraint, editor))
+
+    @contextmanager
+    def bounded(self, seconds: float) -> Iterator[None]:
+        """In whole seconds: one at least."""
+        [[before]] = self.ask("SELECT @@innodb_lock_wait_timeout")
+        self._set_wait(max(1, math.ceil(seconds)))
+        try:
+            with transaction.atomic(using=self.using):
+                yield
+        finally:
+            self._set_wait(before)
+
+    def _set_wait(self, seconds: int) -> None:
+        """Of the session, whatever became of its transaction; a connection that is lost takes it along."""
+        if (raw := self.connection.connection) is not None:
+            with suppress(raw.Error), closing(raw.cursor()) as cursor:
+                cursor.execute(f"SET innodb_lock_wait_timeout = {seconds}")
+
+    # Sessions of the server
+
+    def end_sessions(self, runs: Sequence[tuple[uuid.UUID, int]]) -> tuple[list[uuid.UUID], set[tuple[str, str]]]:
+        [[_, uptime]] = self.ask("SHOW GLOBAL STATUS LIKE 'Uptime'")
+        ids, pairs = ", ".join(["%s"] * len(runs)), ", ".join(["(%s, %s)"] * len(runs))
+        sql = RUNS.format(ids=ids, runs=pairs, now=self.now, uptime=int(uptime))
+        convert = self._id
+        values = [convert(key) for key, _ in runs]
+        for key, lease in runs:
+            values += [convert(key), lease]
+        left = {backend: uuid.UUID(str(key)) for key, backend in self.ask(sql, *values)}
+        if not left:
+            return [], set()
+        sessions = self.ask(SESSIONS.format(ids=", ".join(["%s"] * len(left))), *left)
+        for [session] in sessions:
+            with self.connection.cursor() as cursor:
+                cursor.execute(f"KILL {int(session)}")
+        return [left[session] for [session] in sessions], set()
+
+    def _id(self, key: uuid.UUID) -> Any:
+        return Job._meta.pk.get_db_prep_value(key, self.connection)
+
+    @contextmanager
+    def watched(self, job: Job, seconds: float) -> Iterator[list[Any]]:
+        """Who waits for whom is for administrators to see. A run that begun holds its row as a rule."""
+        yield [True]
+
+
+def _whole(index: Index) -> Index:
+    """The index without its condition: what that compares stands in front."""
+    has_own_order = index.fields != ["id"]
+    front = [
+        name.removesuffix("__isnull").removesuffix("__in")
+        for name, value in _leaves(index.condition)
+        if ("__" not in name) or (name.endswith("__isnull") and value) or (name.endswith("__in") and not has_own_order)
+    ]
+    fields = [*front, *(name for name in index.fields if name not in front)]
+    return Index(name=index.name, fields=fields)
+
+
+def _leaves(condition: Any) -> Iterator[tuple[str, Any]]:
+    for child in condition.children:
+        if isinstance(child, Q):
+            yield from _leaves(child)
+        else:
+            yield child
+
+
+def _computed(model: Any, constraint: UniqueConstraint, editor: Any) -> str:
+    quote, meta = editor.quote_name, model._meta
+    first, *others = (meta.get_field(name) for name in constraint.fields)
+    condition = constraint._get_condition_sql(model, editor)  # type: ignore[attr-defined]
+    own = quote(f"{constraint.name}_key")
+    columns = ", ".join([own, *(quote(field.column) for field in others)])
+    return (
+        f"ALTER TABLE {quote(meta.db_table)} ADD COLUMN {own} {first.db_type(editor.connection)} "
+        f"GENERATED ALWAYS AS (CASE WHEN {condition} THEN {quote(first.column)} END) VIRTUAL, "
+        f"ADD UNIQUE INDEX {quote(constraint.name)} ({columns})"
+    )

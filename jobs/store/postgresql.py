@@ -1,0 +1,404 @@
+"""PostgreSQL. What every job costs goes in one statement, past Django's cursor."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+from django.db import DataError, ProgrammingError, transaction
+from django.db.models import Q
+
+from jobs.conf.syncpoints import is_armed
+from jobs.models import Job
+from jobs.models.columns import BY_ORDER, ORDER, Part, named
+from jobs.store import base, databases
+from jobs.store.base import Claim
+from jobs.store.sessions import Session, has_begun, literal, session_of
+
+#: A claim is not synced to the disk: a crash of the server that forgets it does no harm.
+CLAIM = """
+UPDATE jobs_job
+SET state = 'running', lease = lease + 1, token = %(token)s, node_id = %(node)s, backend = %(backend)s,
+    started_at = statement_timestamp(), limit_place = NULL, queue_place = NULL
+FROM (SELECT set_config('synchronous_commit', 'off', true)) AS unsynced
+WHERE id = ANY (ARRAY(
+    SELECT id FROM jobs_job
+    WHERE state = 'ready' AND held IS NULL AND queue = {queue} {after} {without}
+      AND (expires_at IS NULL OR expires_at > statement_timestamp())
+      AND EXISTS (SELECT 1 FROM jobs_node WHERE id = %(node)s AND dead_at IS NULL)
+      AND NOT EXISTS (SELECT 1 FROM jobs_pause WHERE queue = {queue})
+    ORDER BY {order}
+    LIMIT {limit}
+    FOR UPDATE SKIP LOCKED
+))
+RETURNING {columns}
+"""
+
+#: A position in a queue. The planner sees it, and plans each claim anew. A plan that is kept may be that of a table
+#: which was empty.
+AT = f"({BY_ORDER})"
+HERE = "(%(rank)s::smallint, %(run_at)s::timestamptz, %(id)s::uuid)"
+
+#: Behind the row that was claimed last. The rows before it are gone, but their index entries stay as long as somebody
+#: keeps an old transaction open, and a claim would step over all of them.
+AFTER = f"AND {AT} > {HERE}"
+
+#: The tasks whose limits another claim heeds, or that only another worker knows.
+WITHOUT = "AND task <> ALL (%(without)s)"
+
+#: The row of a run, by its key. The state is written so that the planner does not take the index of all that runs.
+OWNED = "state || '' = 'running'"
+
+RENEW = f"""
+UPDATE jobs_job SET token = %(token)s, started_at = statement_timestamp()
+WHERE id = %(id)s AND {OWNED} AND lease = %(lease)s AND token = %(before)s
+"""
+
+#: Zero rows are an error (a division by zero), so that a COMMIT in the same message does not commit.
+SUCCEED = f"""
+WITH done AS (
+    UPDATE jobs_job
+    SET state = 'succeeded', finished_at = statement_timestamp(), result = {{0}}, error = NULL,
+        started_at = statement_timestamp() - {{1}} * interval '1 second'
+    WHERE id = {{2}} AND {OWNED} AND lease = {{3}} AND token = {{4}}
+      AND NOT EXISTS (SELECT 1 FROM jobs_cancellation WHERE job = {{2}})
+    RETURNING 1
+)
+SELECT 1 / count(*) FROM done
+"""
+_SUCCEED_PREPARED = "(json, float8, uuid, int, bigint) AS" + SUCCEED.format("$1", "$2", "$3", "$4", "$5")
+
+#: One round trip: the bound of the wait is set, holds for the INSERT, and is taken back.
+MARK = """
+WITH bound AS MATERIALIZED (
+    SELECT current_setting('lock_timeout') AS before, set_config('lock_timeout', %s, true) AS during
+), taken AS (
+    INSERT INTO jobs_marker (key, kind, fingerprint, job, created_at, expires_at)
+    SELECT %s, %s, %s, %s::uuid, statement_timestamp(), statement_timestamp() + %s * interval '1 second' FROM bound
+    ON CONFLICT DO NOTHING RETURNING 1
+), done AS (SELECT count(*) AS rows FROM taken)
+SELECT done.rows, set_config('lock_timeout', CASE WHEN done.rows >= 0 THEN bound.before END, true) FROM bound, done
+"""
+
+#: A short look begins so many seconds before the last one: a job is seen when it is committed, and is due before that.
+COMMITTED_WITHIN = 10.0
+
+#: The ranks that it looks at; Celery's priorities are 0 to 9, whichever comes first.
+RANKS = range(-9, 10)
+
+#: Whether a job waits in a queue that came a moment ago, one step for each rank.
+NEW_READY = f"""(
+    SELECT 1 FROM unnest(ARRAY{[*RANKS]}::smallint[]) AS its CROSS JOIN LATERAL (
+        SELECT 1 FROM jobs_job WHERE state = 'ready' AND held IS NULL AND queue = %s AND rank = its
+        AND run_at >= CURRENT_TIMESTAMP - interval '{COMMITTED_WITHIN} s' ORDER BY run_at, id LIMIT 1
+    ) AS found WHERE NOT EXISTS (SELECT 1 FROM jobs_pause WHERE queue = %s) LIMIT 1
+) IS NOT NULL"""
+
+#: How many calls over one connection make it worth while to prepare the INSERT.
+OFTEN = 5
+
+_JSON = frozenset({"args", "kwargs", "options"})
+_ESCAPED = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
+
+
+class PostgreSQL(base.Store):
+    has_notify = has_sessions = claims_after = compares = writes_at_once = True
+    ignoring = ("INSERT", " ON CONFLICT DO NOTHING")
+    new_ready_sql = NEW_READY
+
+    @property
+    def session(self) -> Session:
+        return session_of(self.using)
+
+    def identify(self) -> tuple[Any, ...]:
+        database = "FROM pg_database WHERE datname = current_database()"
+        may_read = "has_function_privilege(to_regprocedure('pg_control_system()')::oid, 'EXECUTE')"
+        # Everybody may read the identifier, unless somebody took that away. Asked first: a statement that is refused
+        # would break a transaction around it.
+        if self.ask(f"SELECT 1 WHERE {may_read}"):
+            found = f"system_identifier, (SELECT oid {database}) FROM pg_control_system()"
+        else:
+            found = f"'oids', oid, to_regclass('jobs_instance')::oid {database}"
+        [parts] = self.ask(f"SELECT {found}")
+        return tuple(parts)
+
+    # A call
+
+    def insert(self, job: Job, columns: Sequence[str], is_frozen: bool) -> int:
+        connection, sql = self.connection, self.insert_sql(columns, is_frozen)
+        values = [_text(name, job.__dict__[name]) for name in columns]
+        calls = getattr(connection.connection, "_jobs_calls", 0)
+        # Django's own cursor where somebody watches what it executes.
+        if calls >= OFTEN and not connection.queries_logged and not connection.execute_wrappers:
+            connection.validate_no_broken_transaction()
+            return self.session.insert(sql, values)
+        with connection.cursor() as cursor:
+            cursor.execute(sql, values)
+            done: int = cursor.rowcount
+        connection.connection._jobs_calls = calls + 1
+        return done
+
+    def insert_all(self, jobs: Sequence[Job], said: Sequence[Mapping[str, Any]] | None) -> None:
+        """COPY is what PostgreSQL takes fastest. A value that one call says and another does not is its default."""
+        if said is None:
+            super().insert_all(jobs, said)
+            return
+        wanted = {name for values in said for name in values}
+        columns = [*named(Part.CALL), *(name for name in named(Part.SAID) if name in wanted)]
+        copy_sql = f"COPY jobs_job ({', '.join(columns)}) FROM STDIN"
+        with self.connection.cursor() as cursor, cursor.copy(copy_sql) as copy:
+            for start in range(0, len(jobs), 1000):
+                rows = (job.__dict__ for job in jobs[start : start + 1000])
+                copy.write("".join(["\t".join([_escaped(name, row[name]) for name in columns]) + "\n" for row in rows]))
+
+    @property
+    def batch_size(self) -> int | None:  # type: ignore[override]
+        """Django does not know how many values a statement takes with ``server_side_binding``."""
+        is_bound = self.connection.settings_dict["OPTIONS"].get("server_side_binding")
+        return 65_535 // len(Job._meta.concrete_fields) if is_bound else None
+
+    def free_unique_keys(self, ids: Sequence[uuid.UUID], is_over: Q) -> None:
+        """Over a connection of its own: in the caller's transaction these rows would stay locked until it ends.
+
+        Nobody could claim or finish them.
+        """
+        with databases.apart(self.using) as connection, connection.cursor() as cursor:
+            # For this statement alone: behind a pooler the server's session is the next client's.
+            bound = "(SELECT set_config('lock_timeout', '1s', true)) AS bound"
+            late = "state IN ('scheduled', 'ready') AND expires_at <= now()"
+            where = f"id = ANY(%s) AND (unique_expires_at <= now() OR {late})"
+            cursor.execute(f"UPDATE jobs_job SET unique_key = NULL FROM {bound} WHERE {where}", [list(ids)])
+            if cursor.rowcount:
+                return
+        # These are the transaction's own rows, which no other connection sees yet.
+        super().free_unique_keys(ids, is_over)
+
+    def notify(self, channel: str, payloads: Sequence[str]) -> None:
+        self.session.notify(channel, payloads)
+
+    # A claim
+
+    def claim(self, claim: Claim) -> list[Job]:
+        session = self.session
+        values = {"node": claim.node, "token": claim.token, "backend": session.backend, "without": list(claim.without)}
+        values |= dict(zip(ORDER, claim.after, strict=False))
+        sql = claim_sql(claim.queue, claim.limit, bool(claim.after), bool(claim.without))
+        return self.claimed(session.fetch(sql, values))
+
+    def renew(self, job: Job, token: int) -> bool:
+        values = {"token": token, "id": job.pk, "lease": job.lease, "before": job.token}
+        return self.session.execute(RENEW, values) == 1
+
+    # A run
+
+    def prepare_body(self) -> None:
+        spare_savepoints(self.connection)
+
+    def succeed(self, job: Job, result: Any, runtime: float) -> bool:
+        """The COMMIT goes with it, in one message to the server, if the transaction is the body's own."""
+        connection, session = self.connection, self.session
+        text = "NULL" if result is None else "'" + json.dumps(result).replace("'", "''") + "'"
+        values = (text, f"{runtime:.6f}", f"'{job.pk}'", str(job.lease), str(job.token))
+        begin = commit = ""
+        # A savepoint around it: the transaction is somebody else's. A test may want to stop in between.
+        is_own = connection.in_atomic_block and not connection.savepoint_ids and not is_armed("after_completion")
+        if has_begun(connection):
+            commit = "; COMMIT" if is_own else ""
+        elif connection.in_atomic_block and not is_own:
+            # Else the body executed nothing, and one statement commits by itself; a COMMIT would be warned of.
+            begin = "BEGIN; "
+        try:
+            with session.wrap:
+                name = session.prepared(_SUCCEED_PREPARED)
+                sql = f"EXECUTE {name}({', '.join(values)})" if name else SUCCEED.format(*values)
+                session.send(begin + sql + commit)
+        except DataError as exc:
+            if databases.sqlstate(exc) != databases.DIVISION_BY_ZERO:
+                raise
+            return False
+        return True
+
+    @contextmanager
+    def bounded(self, seconds: float) -> Iterator[None]:
+        with transaction.atomic(using=self.using), self.connection.cursor() as cursor:
+            # Two that wait for each other would give up at the same moment; now the second one goes on.
+            limit = f"{random.uniform(0.7, 1) * seconds * 1000:.0f}ms"
+            cursor.execute("SELECT current_setting('lock_timeout'), set_config('lock_timeout', %s, true)", [limit])
+            before = cursor.fetchone()[0]
+            yield
+            # After an exception the end of the savepoint does the same.
+            cursor.execute("SELECT set_config('lock_timeout', %s, true)", [before])
+
+    def end_if_idle(self, seconds: float) -> None:
+        if not databases.in_test(self.using):
+            self.ask("SELECT set_config('idle_in_transaction_session_timeout', %s, true)", f"{seconds:g}s")
+
+    def insert_marker(
+        self, key: str, kind: str, fingerprint: str, job: uuid.UUID | None, keep: float | None, wait: float
+    ) -> bool:
+        found = self.ask(MARK, f"{wait * 1000:.0f}ms", key, kind, fingerprint, job and job.hex, keep)
+        return bool(found[0][0] == 1)
+
+    # Sessions of the server
+
+    def end_sessions(self, runs: Sequence[tuple[uuid.UUID, int]]) -> tuple[list[uuid.UUID], set[tuple[str, str]]]:
+        keys, leases = (list(each) for each in zip(*runs, strict=True))
+        if not (left := self.ask(RUNS, keys, keys, leases)):
+            return [], set()
+        with self._logged_in():
+            found = self.ask(END, *(list(each) for each in zip(*left, strict=True)))
+        kept = {(own, role) for _, own, role, may_end, _ in found if not may_end}
+        return [key for key, *_, is_done in found if is_done], kept
+
+    def out_of_reach(self) -> tuple[str, list[str]]:
+        try:
+            pids = [pid for [pid] in self.ask(SESSIONS) if pid is not None]
+        except ProgrammingError:
+            # It is not migrated yet.
+            return "", []
+        with self._logged_in():
+            own = self.ask("SELECT current_user::text")[0][0]
+            return own, [role for [role] in self.ask(OUT_OF_REACH, pids)]
+
+    @contextmanager
+    def _logged_in(self) -> Iterator[None]:
+        """A savepoint in which the session is the role that it logged in with, and not the one of ``assume_role``.
+
+        The server asks by the former who may see and end its sessions.
+        """
+        with transaction.atomic(using=self.using), self.connection.cursor() as cursor:
+            cursor.execute("SELECT current_setting('role'), set_config('role', 'none', true)")
+            before = cursor.fetchone()[0]
+            yield
+            # After an exception the end of the savepoint does the same.
+            cursor.execute("SELECT set_config('role', %s, true)", [before])
+
+    @contextmanager
+    def watched(self, job: Job, seconds: float) -> Iterator[list[Any]]:
+        found: list[Any] = []
+        [[waiter]] = self.ask("SELECT pg_backend_pid()")
+
+        def look() -> None:
+            with databases.apart(self.using) as connection, connection.cursor() as cursor:
+                cursor.execute(HOLDS, [job.pk, waiter])
+                found.extend(cursor.fetchall())
+
+        timer = threading.Timer(seconds, look)
+        timer.start()
+        try:
+            yield found
+        finally:
+            timer.cancel()
+            timer.join()
+
+
+@lru_cache(maxsize=1000)
+def claim_sql(queue: str, limit: int, is_after: bool, is_without: bool) -> str:
+    """The queue and the limit stand in it as they are: so the planner takes the index, whatever it knows."""
+    words = {"after": AFTER if is_after else "", "without": WITHOUT if is_without else "", "order": BY_ORDER}
+    return CLAIM.format(queue=literal(queue), limit=limit, columns=", ".join(named(Part.CLAIM)), **words)
+
+
+def _text(name: str, value: Any) -> str | None:
+    """A value as PostgreSQL reads it."""
+    if name in _JSON:
+        return json.dumps(value) if value or name != "options" else None
+    return None if value is None else str(value)
+
+
+def _escaped(name: str, value: Any) -> str:
+    text = _text(name, value)
+    return "\\N" if text is None else text.translate(_ESCAPED)
+
+
+# Whose sessions may be ended. Workers may log in with a role each, and take on another one
+
+#: Whether the session ``a`` of ``pg_stat_activity`` may be ended by this one, and seen: who may not see when it began
+#: would not know whether its process is another one's by now.
+MAY_END = """(
+    (pg_has_role(a.usesysid, 'USAGE')
+        OR (pg_has_role('pg_signal_backend', 'USAGE') AND pg_has_role('pg_read_all_stats', 'USAGE')))
+    AND (SELECT rolsuper FROM pg_roles WHERE oid = a.usesysid)
+        <= (SELECT rolsuper FROM pg_roles WHERE rolname = current_user)
+)"""
+
+#: The roles whose sessions run jobs, or ran the last ones, and may not be ended.
+OUT_OF_REACH = f"""
+SELECT DISTINCT a.usename::text FROM pg_stat_activity a
+WHERE a.datname = current_database() AND a.pid = ANY (%s) AND NOT {MAY_END}
+ORDER BY 1
+"""
+
+#: By two indexes: the sessions that run jobs, and those of the last that ended.
+SESSIONS = """
+(SELECT DISTINCT backend FROM jobs_job WHERE state = 'running' AND backend IS NOT NULL LIMIT 1000)
+UNION
+(SELECT backend FROM jobs_job WHERE finished_at IS NOT NULL ORDER BY finished_at DESC LIMIT 1000)
+"""
+
+#: The claim recorded the server process. It is left alone if another run uses the same connection by now: that of a
+#: run that was killed may be at the next job of the same claim.
+RUNS = """
+SELECT j.id, j.backend, j.started_at FROM jobs_job j
+WHERE j.id = ANY (%s::uuid[]) AND j.state IN ('running', 'cancelled') AND j.backend IS NOT NULL
+  AND (j.id, j.lease) IN (SELECT * FROM unnest(%s::uuid[], %s::int[]))
+  AND NOT EXISTS (
+    SELECT 1 FROM jobs_job o WHERE o.state = 'running' AND o.backend = j.backend
+      AND (o.started_at > j.started_at OR (o.started_at = j.started_at AND j.state = 'cancelled'))
+  )
+"""
+
+#: It is ended if it is in a transaction, and older than the claim: else its number was used again.
+END = f"""
+SELECT run.id, current_user::text, a.usename::text, may.end_it, CASE
+    WHEN may.end_it AND a.state <> 'idle' AND a.backend_start <= run.started_at THEN pg_terminate_backend(a.pid) END
+FROM unnest(%s::uuid[], %s::int[], %s::timestamptz[]) AS run (id, backend, started_at)
+JOIN pg_stat_activity a ON a.pid = run.backend
+CROSS JOIN LATERAL (SELECT {MAY_END} AS end_it) AS may
+WHERE a.datname = current_database() AND a.pid <> pg_backend_pid()
+"""
+
+#: Whether a process of the server waits for the run's own transaction, or for a savepoint of it.
+HOLDS = "SELECT 1 FROM jobs_job WHERE id = %s AND backend = ANY(pg_blocking_pids(%s))"
+
+
+def spare_savepoints(connection: Any) -> None:
+    """A savepoint at the very beginning of a transaction is not sent: rolling back to it rolls back the transaction.
+
+    A body is often written with ``with transaction.atomic():`` around it. The run has its transaction already, so this
+    would be a savepoint, and cost two round trips. The three hooks are those that a Django backend overrides.
+    """
+    if hasattr(connection, "_jobs_spared"):
+        return
+    spared = connection._jobs_spared = set()
+    save, roll_back, release = connection._savepoint, connection._savepoint_rollback, connection._savepoint_commit
+
+    def savepoint(sid: str) -> None:
+        if has_begun(connection):
+            # Django may count anew: an id that was never released comes again.
+            spared.discard(sid)
+            save(sid)
+        else:
+            spared.add(sid)
+
+    def savepoint_rollback(sid: str) -> None:
+        if sid in spared:
+            connection._rollback()
+        else:
+            roll_back(sid)
+
+    def savepoint_commit(sid: str) -> None:
+        if sid in spared:
+            spared.discard(sid)
+        else:
+            release(sid)
+
+    connection._savepoint = savepoint
+    connection._savepoint_rollback = savepoint_rollback
+    connection._savepoint_commit = savepoint_commit

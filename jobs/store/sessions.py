@@ -1,0 +1,150 @@
+"""Connections to PostgreSQL past Django's cursor, for the statements that every job costs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from django.db import connections
+
+from jobs.store import databases
+
+_NOTIFY = b"SELECT pg_notify($1, told) FROM json_array_elements_text($2) AS told"
+
+#: Seconds for which the server keeps its plans: one that it made for an empty table reads all of a full one.
+PLANNED = 1.0
+
+
+class Session:
+    """A connection to PostgreSQL, with a cursor of its own: Django's binds in the client, and prepares nothing."""
+
+    #: Raises Django's exceptions; of the wrapper that has the connection at the moment.
+    wrap: Any
+
+    def __init__(self, raw: Any) -> None:
+        import psycopg
+
+        self.cursor = psycopg.Cursor(raw)
+        # A pooler tells its clients another number than the server does. The process would be anybody's by the time
+        # somebody ends it, and a statement that is prepared on it is another client's.
+        pid = self.cursor.execute("SELECT pg_backend_pid()", prepare=False).fetchone()
+        self.is_direct = pid is not None and pid[0] == raw.info.backend_pid
+        self.backend: int | None = raw.info.backend_pid if self.is_direct else None
+        if self.is_direct and raw.prepare_threshold is None:
+            # Django lets psycopg prepare nothing at all; now it does where it is asked to.
+            raw.prepare_threshold = sys.maxsize
+        self._plan_at = 0.0
+        self._prepared = 0
+        self._is_busy = False
+
+    def fetch(self, sql: str, values: Any) -> list[Any]:
+        with self.wrap:
+            # Not if the last look found nothing: a worker that waits costs as little as it can.
+            if self.is_direct and self._is_busy and time.monotonic() > self._plan_at:
+                self.send("DISCARD PLANS")
+                self._plan_at = time.monotonic() + PLANNED
+            rows = self.cursor.execute(sql, values, prepare=self.is_direct).fetchall()
+            self._is_busy = bool(rows)
+            return rows
+
+    def execute(self, sql: str, values: Any) -> int:
+        with self.wrap:
+            return self.cursor.execute(sql, values, prepare=self.is_direct).rowcount
+
+    def notify(self, channel: str, payloads: Iterable[str]) -> None:
+        """One text whatever is told: ``pg_stat_statements`` keeps each text of a NOTIFY."""
+        values = [channel.encode(), json.dumps([*payloads], ensure_ascii=False).encode()]
+        with self.wrap:
+            self._checked(self.cursor.connection.pgconn.exec_params(_NOTIFY, values))
+
+    def insert(self, sql: str, values: Sequence[str | None]) -> int:
+        """Execute an INSERT of texts, and return how many rows it made.
+
+        If nothing else is under way, it goes past psycopg's cursor, which takes as long as the server.
+        """
+        with self.wrap:
+            raw, pgconn = self.cursor.connection, self.cursor.connection.pgconn
+            status = pgconn.transaction_status
+            # psycopg sends BEGIN, and a caller of its own may have a pipeline, or read a stream.
+            is_free = status == databases.INTRANS or (status == databases.IDLE and raw.autocommit)
+            if not is_free or pgconn.pipeline_status or _is_green() or not (name := self.prepared(f"AS {sql}")):
+                return self.cursor.execute(sql, values, prepare=self.is_direct).rowcount
+            texts: Any = [None if each is None else each.encode() for each in values]
+            return int(self._checked(pgconn.exec_prepared(name.encode(), texts)).command_tuples or 0)
+
+    def prepared(self, statement: str) -> str:
+        """The name of a statement ("AS ...") that is prepared, as it is from the first time on; empty: it cannot be.
+
+        After each rollback, also to a savepoint, psycopg forgets what it has prepared, and deallocates all there is. So
+        ours is among what it knows; as long as the deallocation is to come, nothing is prepared.
+        """
+        known = getattr(self.cursor.connection, "_prepared", None)
+        names = getattr(known, "_names", None)
+        if not self.is_direct or names is None or getattr(known, "_to_flush", True):
+            return ""
+        # psycopg's key: the query, and the types of its values.
+        key = (statement.encode(), ())
+        if (name := names.get(key)) is None:
+            self._prepared += 1
+            name = b"jobs_%d" % self._prepared
+            places = tuple(f"${place}" for place in range(1, statement.count("%s") + 1))
+            self.send(f"PREPARE {name.decode()} {statement % places}")
+            names[key] = name
+        return str(name.decode())
+
+    def literal(self, text: str) -> str:
+        from psycopg import pq
+
+        return bytes(pq.Escaping(self.cursor.connection.pgconn).escape_literal(text.encode())).decode()
+
+    def send(self, sql: str) -> Any:
+        """Execute statements without values, in one message, by the shortest way there is (as psycopg, it raises).
+
+        Returns:
+            psycopg.pq.PGresult: the last one's.
+        """
+        return self._checked(self.cursor.connection.pgconn.exec_(sql.encode()))
+
+    def _checked(self, result: Any) -> Any:
+        from psycopg import errors, pq
+
+        pgconn = self.cursor.connection.pgconn
+        if result.status not in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK):
+            if pgconn.status == pq.ConnStatus.BAD:
+                raise errors.OperationalError(pgconn.get_error_message())
+            raise errors.error_from_result(result)
+        return result
+
+
+def _is_green() -> bool:
+    """Whether this process runs gevent's greenlets: a wait inside libpq would hold up all of them."""
+    gevent = sys.modules.get("gevent.monkey")
+    return gevent is not None and bool(gevent.is_module_patched("select"))
+
+
+def session_of(using: str) -> Session:
+    connection: Any = connections[using]
+    if connection.connection is None:
+        connection.ensure_connection()
+    raw = connection.connection
+    session: Session | None = getattr(raw, "_jobs_session", None)
+    if session is None:
+        with connection.wrap_database_errors:
+            session = raw._jobs_session = Session(raw)
+    session.wrap = connection.wrap_database_errors
+    return session
+
+
+def has_begun(connection: Any) -> bool:
+    """Whether the transaction has begun: psycopg sends BEGIN before the first statement, and not earlier."""
+    return databases.status(connection) != databases.IDLE
+
+
+def literal(text: str) -> str:
+    """The text as it stands in a statement whose values are given apart from it."""
+    text = text.replace("'", "''").replace("%", "%%")
+    # With standard_conforming_strings off a backslash would escape the quote after it.
+    return "E'" + text.replace("\\", "\\\\") + "'" if "\\" in text else f"'{text}'"

@@ -1,0 +1,155 @@
+"""SQLite. It has one writer: what finds nothing asks first, without the write lock."""
+
+from __future__ import annotations
+
+import ctypes
+import datetime
+import json
+import os
+import struct
+import uuid
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing
+from functools import cache
+from typing import Any
+
+from django.db.models import BooleanField, DateTimeField, UUIDField
+
+from jobs.models import Job
+from jobs.models.columns import BY_ORDER, Part, named
+from jobs.models.fields import JSONText
+from jobs.store import base, databases, turns
+from jobs.store.base import Claim
+
+#: CURRENT_TIMESTAMP is that of a whole second.
+NOW = databases.NOW_SQLITE
+
+_READY = f"""
+FROM jobs_job
+WHERE state = 'ready' AND held IS NULL AND queue = %s AND (expires_at IS NULL OR expires_at > {NOW})
+  AND EXISTS (SELECT 1 FROM jobs_node WHERE id = %s AND dead_at IS NULL)
+  AND NOT EXISTS (SELECT 1 FROM jobs_pause WHERE queue = %s) AND task NOT IN ({{without}})
+"""
+
+_CLAIM = f"""
+UPDATE jobs_job
+SET state = 'running', lease = lease + 1, token = %s, node_id = %s, backend = NULL, started_at = {NOW},
+    limit_place = NULL, queue_place = NULL
+WHERE id IN (SELECT id {_READY} ORDER BY {BY_ORDER} LIMIT %s)
+RETURNING {{columns}}
+"""
+
+_SUCCEED = f"""
+UPDATE jobs_job SET state = 'succeeded', finished_at = {NOW}, result = %s, error = NULL
+WHERE id = %s AND state = 'running' AND lease = %s AND token = %s
+  AND NOT EXISTS (SELECT 1 FROM jobs_cancellation WHERE job = %s)
+"""
+
+_MARK = f"""
+INSERT INTO jobs_marker (key, kind, fingerprint, job, created_at, expires_at)
+VALUES (%s, %s, %s, %s, {NOW}, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', %s || ' seconds'))
+ON CONFLICT DO NOTHING RETURNING 1
+"""
+
+
+class SQLite(base.Store):
+    now = NOW
+    has_one_writer = compares = True
+    ignoring = ("INSERT OR IGNORE", "")
+
+    def identify(self) -> tuple[Any, ...]:
+        [[path]] = self.ask("SELECT file FROM pragma_database_list WHERE name = 'main'")
+        path = path and os.path.realpath(path)
+        return (os.stat(path).st_ino, _born(path) or path) if path else ("memory",)
+
+    def claim(self, claim: Claim) -> list[Job]:
+        names = ", ".join(["%s"] * len(claim.without))
+        with self.connection.cursor() as cursor:
+            ready = (claim.queue, claim.node.hex, claim.queue, *claim.without)
+            # Without the write lock: most looks find nothing.
+            if cursor.execute(f"SELECT 1 {_READY} LIMIT 1".format(without=names), ready).fetchone() is None:
+                return []
+            sql = _CLAIM.format(without=names, columns=", ".join(named(Part.CLAIM)))
+            rows = cursor.execute(sql, (claim.token, claim.node.hex, *ready, claim.limit)).fetchall()
+        return self.claimed(rows)
+
+    def decode(self, values: dict[str, Any]) -> None:
+        for name, decode in _decoders().items():
+            if (value := values[name]) is not None:
+                values[name] = decode(value)
+
+    def turn(self) -> AbstractContextManager[Any]:
+        return turns.turn()
+
+    def succeed(self, job: Job, result: Any, runtime: float) -> bool:
+        text = None if result is None else json.dumps(result)
+        with self.connection.cursor() as cursor:
+            cursor.execute(_SUCCEED, [text, job.pk.hex, job.lease, job.token, job.pk.hex])
+            return bool(cursor.rowcount == 1)
+
+    def insert_marker(
+        self, key: str, kind: str, fingerprint: str, job: uuid.UUID | None, keep: float | None, wait: float
+    ) -> bool:
+        return bool(self.ask(_MARK, key, kind, fingerprint, job and job.hex, keep))
+
+    def lock_writer(self, model: Any) -> None:
+        mode = self.connection.settings_dict["OPTIONS"].get("transaction_mode") or ""
+        if mode.upper() not in ("IMMEDIATE", "EXCLUSIVE"):
+            # BEGIN did not take the write lock; a statement that changes nothing does.
+            name, key = map(self.connection.ops.quote_name, (model._meta.db_table, model._meta.pk.column))
+            with self.connection.cursor() as cursor:
+                cursor.execute(f"UPDATE {name} SET {key} = {key} WHERE 0")
+
+    @property
+    def may_write(self) -> bool:
+        """A body holds the write lock as long as it runs."""
+        connection = self.connection
+        if connection.in_atomic_block:
+            return True
+        # Seconds. The short transactions of maintenance take less.
+        options = connection.get_connection_params() | {"timeout": 0.5}
+        with closing(connection.Database.connect(**options)) as own:
+            try:
+                own.execute("BEGIN IMMEDIATE")
+            except connection.Database.OperationalError:
+                return False
+        return True
+
+
+@cache
+def _decoders() -> dict[str, Callable[[Any], Any]]:
+    """What makes a value of each column that a claim reads, where SQLite gives another type."""
+    found: dict[str, Callable[[Any], Any]] = {}
+    for name in named(Part.CLAIM):
+        field: Any = Job._meta.get_field(name)
+        field = getattr(field, "target_field", field)
+        if isinstance(field, UUIDField):
+            found[name] = uuid.UUID
+        elif isinstance(field, DateTimeField):
+            found[name] = _moment
+        elif isinstance(field, JSONText):
+            found[name] = json.loads
+        elif isinstance(field, BooleanField):
+            found[name] = bool
+    return found
+
+
+def _moment(value: Any) -> datetime.datetime:
+    moment = datetime.datetime.fromisoformat(value) if isinstance(value, str) else value
+    return moment.replace(tzinfo=datetime.UTC)
+
+
+def _born(path: str) -> str | None:
+    """When the file came into being, which no ``cp -a`` keeps; None if this system does not say.
+
+    Python has ``os.statx`` from 3.15 on.
+    """
+    if (seconds := getattr(os.stat(path), "st_birthtime", None)) is not None:
+        return str(seconds)
+    statx = getattr(ctypes.CDLL(None), "statx", None)
+    answer = ctypes.create_string_buffer(256)
+    at_fdcwd, wanted = -100, 0x800
+    if statx is None or statx(at_fdcwd, os.fsencode(path), 0, wanted, answer) != 0:
+        return None
+    (known,), (seconds, nanoseconds) = struct.unpack_from("=I", answer), struct.unpack_from("=qI", answer, 0x50)
+    return f"{seconds}.{nanoseconds:09}" if known & wanted else None

@@ -1,0 +1,72 @@
+"""On SQLite the bodies of a worker take turns, and leave a gap for callers.
+
+SQLite has one writer, and whoever finds it at work looks again later and later. Several busy processes would sleep
+most of the time, and a caller beside them would find no gap. So the worker's processes queue up at a lock that wakes
+them at once, and who has had its turn waits a moment before the next one begins.
+"""
+
+import fcntl
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+#: Seconds between two turns, in which a caller may write.
+GAP = 0.0007
+
+
+class Lock:
+    """A lock between processes (not threads) that is free again when its holder dies: the kernel sees to that."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile(prefix="jobs-")  # noqa: SIM115  (it lives as long as its owner)
+
+    def acquire(self, block: bool = True) -> bool:
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | (0 if block else fcntl.LOCK_NB))
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+
+    def release(self) -> None:
+        fcntl.lockf(self._file, fcntl.LOCK_UN)
+
+    __enter__ = acquire
+
+    def __exit__(self, *exc: object) -> None:
+        self.release()
+
+
+_processes: Lock | None = None
+_threads = threading.Lock()
+#: Whether this thread has its turn already: a hook after a commit may write as well.
+_own = threading.local()
+
+
+def install() -> None:
+    """In a worker that has such a database, before it forks."""
+    global _processes
+    _processes = Lock()
+
+
+def turn() -> AbstractContextManager[None]:
+    """The time in which this process may write; outside of workers that is always."""
+    return _ALWAYS if _processes is None else _turn(_processes)
+
+
+_ALWAYS = nullcontext()
+
+
+@contextmanager
+def _turn(processes: Lock) -> Iterator[None]:
+    if getattr(_own, "has_it", False):
+        yield
+        return
+    with _threads, processes:
+        _own.has_it = True
+        try:
+            yield
+        finally:
+            _own.has_it = False
+            time.sleep(GAP)

@@ -1,0 +1,84 @@
+"""The core tests again, on every other database and broker, each cell in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import server
+from tests.helpers.harness import ROOT
+from tests.helpers.servers import MariaDB, Postgres, RabbitMQ, Redis, die_with_parent
+
+#: A cell is one long test.
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(2800)]
+
+#: Database, broker; None is what needs no server. The first cell is this process itself.
+CELLS = {
+    "sqlite-redis": (None, Redis),
+    "postgres-jobs": (Postgres, None),
+    "postgres-rabbitmq": (Postgres, RabbitMQ),
+    "mariadb-jobs": (MariaDB, None),
+}
+#: The other pairs. No job is a message, so what a broker does to it does not depend on the database: where time is
+#: short, it is enough that each database and each broker is met.
+PAIRS = {"sqlite-rabbitmq": (None, RabbitMQ), "postgres-redis": (Postgres, Redis)}
+
+IS_WIDE = os.environ.get("JOBS_TEST_MATRIX") == "wide"
+
+
+def run_cell(name: str, marks: str) -> None:
+    if "DATABASE_URL" in os.environ or "CELERY_BROKER_URL" in os.environ:
+        pytest.skip("this is a cell itself")
+    database, broker = (CELLS | PAIRS)[name]
+    # A queue of its own: other tests of this process may have used the broker.
+    env = {**os.environ, "CELERY_TASK_DEFAULT_QUEUE": f"celery-{name}"}
+    if database is not None:
+        made = f"{name}-{marks.replace(' ', '-')}"
+        env["DATABASE_URL"] = server(database).create_database(made)  # type: ignore[attr-defined]
+    if broker is not None:
+        env["CELERY_BROKER_URL"] = server(broker).url
+    command = [sys.executable, "-m", "pytest", "-n0", "-m", marks, "-q", "-p", "no:randomly", "--tb=short", "-x"]
+    if "JOBS_TEST_REQUIRE_SERVERS" in os.environ:
+        # As .ci/run does it: the machine may be busy, and what fails three times has failed.
+        command += ["--reruns", "2", "--reruns-delay", "5"]
+    log = Path(tempfile.mkdtemp(prefix=f"jobs-cell-{name}-")) / "log"
+    with log.open("wb") as out:
+        code = subprocess.run(
+            die_with_parent(*command), cwd=ROOT, env=env, stdout=out, stderr=out, timeout=2700
+        ).returncode
+    output = log.read_text(errors="replace")
+    assert code == 0, output[-8000:]
+    assert " passed" in output
+
+
+def test_what_a_database_decides_on_the_other_one():
+    """No broker has to do with it, and hardly any worker: everybody has the time for it."""
+    run_cell("postgres-jobs", "database and not slow")
+
+
+@pytest.mark.slow
+def test_what_a_database_decides_on_mariadb():
+    run_cell("mariadb-jobs", "database and not slow")
+
+
+@pytest.mark.slow
+def test_what_a_database_decides_and_takes_its_time_on_the_other_one():
+    run_cell("postgres-jobs", "database and slow and not core")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", CELLS)
+def test_core_on(cell):
+    run_cell(cell, "core or wide" if IS_WIDE else "core")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not IS_WIDE, reason="JOBS_TEST_MATRIX=wide runs these pairs as well")
+@pytest.mark.parametrize("pair", PAIRS)
+def test_core_on_the_other_pairs(pair):
+    run_cell(pair, "core")

@@ -1,0 +1,581 @@
+"""The admin: everything can be seen, nothing changed, and no page costs more the longer the history is."""
+
+from __future__ import annotations
+
+import datetime
+import html
+import re
+import uuid
+
+import pytest
+from django.contrib.admin import site
+from django.contrib.auth.models import Permission, User
+from django.db import connection
+from django.db.models.functions import Now
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+from django.utils import timezone
+
+from jobs.admin import job as job_admin
+from jobs.events.models import Event, Subscription
+from jobs.idempotency import locks
+from jobs.idempotency.locks import lock
+from jobs.models import Effect, Job, Marker, Node, Schedule, State
+from tests.helpers.rows import let_beat, make, make_node
+from tests.tasks import locked, noop
+
+pytestmark = pytest.mark.django_db
+
+LIST = reverse("admin:jobs_job_changelist")
+ERROR = {
+    "type": "ValueError",
+    "message": "the message",
+    "traceback": "Traceback of the newest",
+    "at": "2026-01-02T03:04:05.678+00:00",
+    "attempt": 3,
+}
+EVIL = "<script>alert(1)</script>"
+
+
+@pytest.fixture
+def viewer(client):
+    """A client of somebody who may look at jobs and nodes, and do nothing else."""
+    user = User.objects.create_user("viewer", is_staff=True)
+    user.user_permissions.set(Permission.objects.filter(codename__in=("view_job", "view_node")))
+    client.force_login(user)
+    return client
+
+
+def page(job: Job) -> str:
+    return reverse("admin:jobs_job_change", args=[job.pk])
+
+
+def listed(client, **query: object) -> list[str]:
+    """The ids on the list, short as they stand there."""
+    response = client.get(LIST, query)
+    assert response.status_code == 200, response
+    return re.findall(r'<th class="field-short_id"><a href="[^"]*">([0-9a-f]{8})</a>', response.content.decode())
+
+
+def short(*jobs: Job) -> list[str]:
+    return [str(job.pk)[-8:] for job in jobs]
+
+
+# Cost
+
+
+def statements(client, url: str) -> list[str]:
+    with CaptureQueriesContext(connection) as queries:
+        assert client.get(url).status_code == 200
+    return [query["sql"] for query in queries]
+
+
+def test_list_takes_the_same_statements_for_5_jobs_and_for_60(viewer):
+    for _ in range(5):
+        make("running", parent_id=uuid.uuid4())
+    few = statements(viewer, LIST)
+    for _ in range(55):
+        make("failed", errors=[ERROR])
+    make("running")
+    assert len(listed(viewer)) == 50
+    many = statements(viewer, LIST)
+    assert len(many) == len(few) <= 12
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "",
+        "?p=last",
+        "?p=after,ff1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11",
+        "?state__exact=failed",
+        "?q=tests.",
+        "?all=",
+        "?_facets=True",
+        "?o=2.-3",
+    ],
+)
+def test_list_neither_counts_nor_sorts_the_table(viewer, query):
+    for _ in range(60):
+        make("failed")
+    every = [sql for sql in statements(viewer, LIST + query) if '"jobs_job"' in sql]
+    # What is counted beside it is live, or counted up to a limit.
+    counts = [sql for sql in every if "COUNT(" in sql and "'running'" not in sql]
+    assert all(re.search(r"LIMIT \d+\) ", sql) for sql in counts), counts
+    sent = [sql for sql in every if "LIMIT 51" in sql]
+    assert len(sent) == 1
+    assert "COUNT(" not in sent[0]
+    assert "DISTINCT" not in sent[0]
+    way = "ASC" if "last" in query else "DESC"
+    assert f'ORDER BY "jobs_job"."id" {way} LIMIT 51' in sent[0]
+    assert "traceback" not in sent[0]
+    assert '"jobs_job"."options"' not in sent[0]
+
+
+def test_page_of_a_job_takes_few_statements(viewer):
+    root, parent = make(), make("succeeded")
+    job = make("running", root=root.pk, parent_id=parent.pk, errors=[ERROR] * 40)
+    # What is asked once in a process is known by then.
+    viewer.get(page(job))
+    assert len(statements(viewer, page(job))) <= 18
+
+
+# The list
+
+
+def test_list_shows_each_state_as_text(viewer):
+    for state in State.values:
+        make(state)
+    text = viewer.get(LIST).content.decode()
+    for state in State.values:
+        assert f'<span class="job-state job-{state}">{state}</span>' in text
+    assert "tests.tasks.effect" in text
+
+
+def test_newest_job_is_first(viewer):
+    now = timezone.now()
+    jobs = [make(created_at=now - datetime.timedelta(minutes=minutes)) for minutes in (5, 1, 3)]
+    assert listed(viewer) == short(jobs[1], jobs[2], jobs[0])
+
+
+def test_empty_list_says_so(viewer):
+    assert listed(viewer) == []
+    assert "No jobs yet." in viewer.get(LIST).content.decode()
+    assert "No jobs fit." in viewer.get(LIST, {"queue": "mail"}).content.decode()
+
+
+def ids(response) -> list[uuid.UUID]:
+    return [job.pk for job in response.context["cl"].result_list]
+
+
+def links(response) -> dict[str, str]:
+    """Where the four links of the paging lead, those that are there."""
+    found = re.search(r'(?s)<nav class="paginator job-pages".*?</nav>', response.content.decode())[0]
+    return {text: html.unescape(url) for url, text in re.findall(r'<a href="([^"]*)"[^>]*>([^<]*)</a>', found)}
+
+
+@pytest.mark.parametrize("clock", ["one moment", "of the database", "of the caller"])
+@pytest.mark.parametrize(("sort", "order"), [("", ["-pk"]), ("ended", ["-finished_at", "-pk"])])
+def test_pages_follow_each_other_without_gap_or_repetition(viewer, sort, order, clock):
+    now = timezone.now()
+    for _ in range(120):
+        at = {"one moment": now, "of the database": Now(), "of the caller": timezone.now()}[clock]
+        make("succeeded", finished_at=at, queue="mail")
+    make("succeeded", queue="other")
+    expected = list(Job.objects.filter(queue="mail").order_by(*order).values_list("pk", flat=True))
+    first = viewer.get(LIST, {"queue": "mail", **({"o": sort} if sort else {})})
+    assert links(first).keys() == {"Next page", "Last page"}
+    second = viewer.get(LIST + links(first)["Next page"])
+    assert links(second).keys() == {"First page", "Previous page", "Next page", "Last page"}
+    third = viewer.get(LIST + links(second)["Next page"])
+    assert links(third).keys() == {"First page", "Previous page"}
+    assert [*ids(first), *ids(second), *ids(third)] == expected
+    assert ids(viewer.get(LIST + links(third)["Previous page"])) == ids(second)
+    assert ids(viewer.get(LIST + links(second)["Previous page"])) == ids(first)
+    assert ids(viewer.get(LIST + links(second)["First page"])) == ids(first)
+    oldest = viewer.get(LIST + links(second)["Last page"])
+    assert ids(oldest) == expected[-50:]
+    assert links(oldest).keys() == {"First page", "Previous page"}
+    assert ids(viewer.get(LIST + links(oldest)["Previous page"])) == expected[20:70]
+
+
+@pytest.mark.parametrize(("sort", "order"), [("oldest", ["pk"]), ("ended", ["-finished_at", "-pk"])])
+def test_other_orders_have_pages_as_well(viewer, sort, order):
+    for number in range(60):
+        make("succeeded" if number % 2 else "failed")
+    make("ready")
+    rows = Job.objects.filter(finished_at=None) if sort == "oldest" else Job.objects.none()
+    expected = [job.pk for job in Job.objects.exclude(finished_at=None).order_by(*order)] + [job.pk for job in rows]
+    first = viewer.get(LIST, {"o": sort})
+    assert f'<a href="?o={sort}" aria-current="true">' in first.content.decode()
+    second = viewer.get(LIST + links(first)["Next page"])
+    assert [*ids(first), *ids(second)] == expected
+    assert ids(viewer.get(LIST + links(second)["Previous page"])) == ids(first)
+    assert ids(viewer.get(LIST + links(first)["Last page"])) == expected[-50:]
+
+
+def test_a_page_stays_where_it_is_while_new_jobs_come(viewer):
+    for _ in range(60):
+        make()
+    first = viewer.get(LIST)
+    rest = ids(viewer.get(LIST + links(first)["Next page"]))
+    for _ in range(20):
+        make()
+    second = viewer.get(LIST + links(first)["Next page"])
+    assert ids(second) == rest
+    assert len(ids(viewer.get(LIST + links(second)["Previous page"]))) == 50
+    Job.objects.filter(pk__in=rest).delete()
+    assert viewer.get(LIST + links(first)["Next page"]).status_code == 200
+
+
+@pytest.mark.parametrize("way", ["after", "before"])
+def test_in_the_order_of_their_ends_a_page_beside_a_job_that_is_gone_is_the_first_one(viewer, way):
+    job = make("succeeded")
+    assert ids(viewer.get(LIST, {"o": "ended", "p": f"{way},{uuid.uuid4()}"})) == [job.pk]
+
+
+def test_exactly_one_page_has_no_next(viewer):
+    for _ in range(50):
+        make()
+    assert links(viewer.get(LIST)) == {}
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["3", "after", "before,x,y", "after,no", "after,1767225600.5,6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11", "last,1"],
+)
+def test_page_that_does_not_exist_leads_back(viewer, place):
+    make("succeeded")
+    response = viewer.get(LIST, {"p": place, "o": "ended"})
+    assert (response.status_code, response.url) == (302, f"{LIST}?e=1")
+
+
+def test_filters_in_words(viewer):
+    node = Node.objects.create(hostname="web7", pid=1)
+    smtp = {**ERROR, "type": "SMTPConnectError"}
+    job = make(
+        "failed", task="shop.mail", queue="mail", node=node, error=smtp, marker_key="welcome:1", args=["ada@é.org"]
+    )
+    new = make("scheduled", unique_key="nightly", created_at=timezone.now() + datetime.timedelta(hours=1))
+    asked = {"task": "shop.*", "queue": "mail", "node": "web7", "error": "SMTPConnectError", "key": "welcome:1"}
+    asked |= {"contains": "ada@é", "since": "1h", "until": str(timezone.now())}
+    for name, value in asked.items():
+        expected = [new, job] if name == "since" else [job]
+        assert listed(viewer, **{name: value}) == short(*expected), name
+    assert listed(viewer, **asked) == short(job)
+    assert listed(viewer, node=node.pk) == listed(viewer, node=str(node.pk)[:8]) == short(job)
+    assert listed(viewer, key="nightly") == short(new)
+    assert listed(viewer, contains="welcome:1") == []
+    text = viewer.get(LIST, {**asked, "state__exact": "failed"}).content.decode()
+    assert '<input type="hidden" name="state__exact" value="failed">' in text
+    assert 'name="queue" value="mail"' in text
+
+
+def test_a_filter_that_says_nothing_says_what_it_should_be(viewer):
+    make()
+    for name, value, label in (("since", "soon", "Created since"), ("batch", "x", "Batch")):
+        response = viewer.get(LIST, {name: value})
+        assert next(str(each) for each in response.context["messages"]).startswith(f"{label}: ")
+        assert ids(response) == []
+    assert viewer.get(LIST, {"queue": "\0"}).status_code == 400
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["kwargs__password__startswith=s", "result__x=1", "args__icontains=s", "options__headers__contains=s",
+     "error__message=x", "errors__contains=x", "made_at__year=2026"],
+)  # fmt: skip
+def test_nobody_finds_out_a_value_by_asking_for_it(viewer, query):
+    make(kwargs={"password": "s3cret"})
+    assert viewer.get(f"{LIST}?{query}").status_code in (302, 400)
+
+
+def test_orders_and_pages_keep_every_filter(viewer):
+    parent = make()
+    for _ in range(60):
+        make(parent_id=parent.pk)
+    first = viewer.get(LIST, {"parent": str(parent.pk)})
+    second = viewer.get(LIST + links(first)["Next page"])
+    urls = [links(second)["First page"], links(second)["Previous page"]]
+    urls += re.findall(r'<a href="([^"]*)"[^>]*>(?:newest|oldest|ended last)</a>', second.content.decode())
+    assert len(urls) == 5
+    assert all(f"parent={parent.pk}" in url for url in urls), urls
+
+
+def test_nobody_searches_arguments_that_nobody_may_see(viewer, settings):
+    make(args=["secret"])
+    assert len(listed(viewer, contains="secret")) == 1
+    settings.JOBS = {**settings.JOBS, "REDACT": "tests.helpers.redactions.hide_secrets"}
+    assert 'name="contains"' not in viewer.get(LIST).content.decode()
+    assert viewer.get(LIST, {"contains": "secret"}).status_code == 302
+
+
+@pytest.mark.parametrize("state", State.values)
+def test_filter_by_state(viewer, state):
+    jobs = {name: make(name) for name in State.values}
+    assert listed(viewer, state__exact=state) == short(jobs[state])
+
+
+def test_filter_by_date(viewer):
+    week, day, hour = (make(age=age) for age in (3 * 86400, 7200, 60))
+    # The id of a job that another program called says no time.
+    foreign = make(id=uuid.UUID(int=4 << 76 | 2 << 62), made_at=timezone.now() - datetime.timedelta(hours=3))
+    make(age=9 * 86400)
+    assert listed(viewer, created="1h") == short(hour)
+    assert listed(viewer, created="1d") == short(hour, day, foreign)
+    assert listed(viewer, created="1w") == short(hour, day, week, foreign)
+    assert listed(viewer, until="150min") == [each for each in listed(viewer) if each not in short(hour, day)]
+    assert len(listed(viewer, created="soon")) == 5
+
+
+def test_search_by_id(viewer):
+    job, _ = make(), make()
+    for text in (str(job.pk), job.pk.hex, str(job.pk).upper(), f"  {job.pk} ", *short(job), str(job.pk)[:30]):
+        assert listed(viewer, q=text) == short(job)
+    assert listed(viewer, q=uuid.uuid4()) == listed(viewer, q=uuid.uuid4().hex[:8]) == []
+
+
+def test_search_by_id_reads_the_primary_key(viewer):
+    job = make()
+    [sql] = [sql for sql in statements(viewer, f"{LIST}?q={job.pk}") if "LIMIT 51" in sql]
+    assert re.search(r'WHERE "jobs_job"."id" = ', sql)
+
+
+def test_search_by_a_task_or_its_function(viewer):
+    one = make()
+    other = make(task=noop.name)
+    assert listed(viewer, q="tests.tasks.eff") == short(one)
+    assert listed(viewer, q="tests.tasks.noop") == short(other)
+    assert listed(viewer, q="effect") == short(one)
+    assert listed(viewer, q="tests.tasks.e%t") == []
+    [sql] = [sql for sql in statements(viewer, f"{LIST}?q=tests.tasks.eff") if "LIMIT 51" in sql]
+    assert "LIKE" not in sql
+
+
+def test_search_by_words_of_an_error_or_an_argument_says_how_far_it_looked(viewer, settings):
+    charge = make(
+        "failed", task="shop.charge_card", error={**ERROR, "type": "PaymentError", "message": "card declined"}
+    )
+    image = make(task="shop.resize", args=["IMG_00007.jpg"])
+    assert listed(viewer, q="charge_card") == listed(viewer, q="card declined") == short(charge)
+    assert listed(viewer, q="IMG_00007") == short(image)
+    assert "of the newest 10,000 jobs" in viewer.get(LIST, {"q": "card declined"}).content.decode()
+    settings.JOBS = {**settings.JOBS, "REDACT": "tests.helpers.redactions.hide_secrets"}
+    assert listed(viewer, q="IMG_00007") == []
+
+
+def test_scheduled_jobs_are_listed_soonest_first(viewer):
+    late, soon = (make("scheduled", run_at=timezone.now() + datetime.timedelta(hours=hours)) for hours in (5, 1))
+    assert listed(viewer, state__exact="scheduled") == short(soon, late)
+
+
+def test_states_and_queues_are_counted(viewer):
+    make("failed")
+    for _ in range(2):
+        make("ready", queue="mail")
+    text = viewer.get(LIST).content.decode()
+    for words in ("failed (1)", "ready (2)", "mail (2)"):
+        assert words in text
+
+
+def test_of_the_failed_and_cancelled_the_newest_are_counted(viewer, monkeypatch):
+    monkeypatch.setattr(job_admin, "SEEN", 3)
+    for state in ("failed", "failed", "cancelled", "failed"):
+        make(state)
+    assert "failed (2+)" in viewer.get(LIST).content.decode()
+
+
+# The page of a job
+
+
+def test_frames_of_the_project_come_before_the_traceback(viewer):
+    theirs, mine = '  File "/v/site-packages/x.py", line 1, in y', '  File "/srv/shop/tasks.py", line 7, in pay'
+    text = f"Traceback (most recent call last):\n{theirs}\n    y()\n{mine}\n    z()\nE: no"
+    entry = {**ERROR, "traceback": text}
+    page_text = html.unescape(viewer.get(page(make("failed", error=entry, errors=[entry]))).content.decode())
+    own = page_text.index('aria-label="Where in the project">  File "/srv/shop/tasks.py", line 7, in pay')
+    assert own < page_text.index("<details><summary>Traceback</summary>")
+
+
+def test_what_belongs_to_a_job(viewer, admin_client):
+    job = make("succeeded", marker_key="welcome:1", unique_key="nightly")
+    child = make(parent_id=job.pk, options={"group_index": 2})
+    marker = Marker.objects.create(key="welcome:1", kind="task", job=job.pk)
+    call = Effect.objects.create(name="charge", key="k", job=job.pk, lease=1)
+    text = html.unescape(admin_client.get(page(job)).content.decode()).partition("What belongs to it")[2]
+    for row, name in ((child, "job"), (marker, "marker"), (call, "effect")):
+        assert f'href="{reverse(f"admin:jobs_{name}_change", args=[row.pk])}"' in text
+    assert "ambiguous" in text
+    assert "ready, part 3" in text
+    for query in ("task=tests.tasks.effect", "queue=celery", "key=nightly", "key=welcome%3A1", f"parent={job.pk}"):
+        assert f'href="{LIST}?{query}"' in text
+    assert listed(admin_client, parent=job.pk) == short(child)
+    # Who may see neither markers nor calls sees none here.
+    text = viewer.get(page(job)).content.decode().partition("What belongs to it")[2]
+    assert "charge:k" not in text
+    assert reverse("admin:jobs_marker_change", args=[marker.pk]) not in text
+
+
+def test_the_lock_of_a_job(viewer, monkeypatch):
+    holder, waiting = (make(task=locked.name) for _ in range(2))
+    assert "<dd>locked:x: free</dd>" in viewer.get(page(waiting)).content.decode()
+    with lock("locked:x"):
+        assert "<dd>locked:x: held by a process that is no job for " in viewer.get(page(waiting)).content.decode()
+    monkeypatch.setattr(locks, "look", lambda key: locks.Held(holder.pk, None))
+    assert f'locked:x: held by the job <a href="{page(holder)}">' in viewer.get(page(waiting)).content.decode()
+    assert "<dd>locked:x: held by this job</dd>" in viewer.get(page(holder)).content.decode()
+
+
+def test_the_life_of_a_job_is_drawn(viewer):
+    at = timezone.now()
+
+    def ago(seconds):
+        return at - datetime.timedelta(seconds=seconds)
+
+    errors = [{**ERROR, "at": ago(30).isoformat()}, {**ERROR, "at": "nonsense"}, "text"]
+    values = {"created_at": ago(100), "run_at": ago(90), "started_at": ago(60), "finished_at": ago(40), "lease": 1}
+    text = viewer.get(page(make("failed", errors=errors, **values))).content.decode()
+    assert 'aria-label="waited for its time: 10 s, waited for a worker: 30 s, ran: 20 s"' in text
+    assert text.count("<line ") == 1
+    assert "<title>ValueError: the message</title>" in text
+    again = make("scheduled", created_at=ago(100), run_at=at + datetime.timedelta(hours=1), started_at=ago(60), lease=2)
+    assert "earlier attempts: 40 s, waits for its time" in viewer.get(page(again)).content.decode()
+
+
+def test_a_job_as_a_call(viewer):
+    text = viewer.get(page(make(args=["x", 1], kwargs={"note": None}))).content.decode()
+    assert "from tests.tasks import effect\neffect.delay(&#x27;x&#x27;, 1, note=None)" in text
+
+
+def test_a_task_with_another_name_is_called_by_its_own(viewer):
+    text = viewer.get(page(make(task="jobs.probe", args=[], kwargs={}))).content.decode()
+    assert "from jobs.tasks import probe\nprobe.delay()" in text
+
+
+@pytest.mark.parametrize("state", State.values)
+def test_each_state_has_a_page(viewer, state):
+    assert viewer.get(page(make(state))).status_code == 200
+
+
+def test_result_is_shown_once_the_job_succeeded(viewer):
+    assert "the result" in viewer.get(page(make("succeeded", result={"a": "the result"}))).content.decode()
+
+
+def test_page_survives_a_node_that_was_pruned_and_errors_of_another_shape(viewer):
+    gone = uuid.uuid4()
+    job = make("failed", node_id=gone, errors=["text", {"at": "2026-99-99"}, {}, None], error={"type": "T"})
+    text = viewer.get(page(job)).content.decode()
+    assert f"{gone} (no longer known)" in text
+    assert "<strong>T</strong>" in text
+
+
+def test_times_are_shown_in_the_time_zone_in_force(viewer):
+    job = make(created_at=datetime.datetime(2026, 5, 1, 20, 30, 15, tzinfo=datetime.UTC))
+    with timezone.override("Asia/Tokyo"):
+        assert "<span>2026-05-02</span> <span>05:30:15</span>" in viewer.get(page(job)).content.decode()
+        assert 'title="2026-05-02T05:30:15+09:00"' in viewer.get(LIST).content.decode()
+
+
+def test_unknown_id_leads_back_to_the_index(viewer):
+    for key in (uuid.uuid4(), "no-uuid"):
+        assert viewer.get(reverse("admin:jobs_job_change", args=[key])).status_code == 302
+
+
+# Safety
+
+
+def test_nothing_that_a_job_says_becomes_markup(viewer):
+    entry = {"type": EVIL, "message": EVIL, "traceback": EVIL, "at": EVIL, "attempt": EVIL}
+    parent = make(task=EVIL)
+    job = make(
+        "failed", task=EVIL, queue=EVIL, args=[EVIL], kwargs={EVIL: EVIL}, options={"x": EVIL},
+        error=entry, errors=[entry, {**entry, "attempt": 2}], parent_id=parent.pk,
+        node=Node.objects.create(hostname=EVIL, pid=1),
+    )  # fmt: skip
+    done = make("succeeded", result=EVIL)
+    node = reverse("admin:jobs_node_change", args=[job.node_id])
+    for url in (LIST, page(job), page(done), node, reverse("admin:jobs_node_changelist"), f"{LIST}?q={EVIL}"):
+        text = viewer.get(url).content.decode()
+        assert "<script>alert" not in text
+        assert "&lt;script&gt;alert(1)" in text
+
+
+def test_each_link_of_each_filter_leads_to_a_list(admin_client):
+    """What a filter draws the list has to allow."""
+    now = timezone.now()
+    job = make("failed", queue="mail")
+    make_node(dead_at=now)
+    Effect.objects.create(name="pay", key="1", job=job.pk, lease=1)
+    Marker.objects.create(key="a", kind="once")
+    Event.objects.create(name="shop.paid", source="shop")
+    moments = dict.fromkeys(("defined_at", "seen_at", "last_tick", "paused_at"), now)
+    Schedule.objects.create(name="nightly", task="shop.nightly", timing="every day", **moments)
+    for service in ("loyalty", "billing"):
+        Subscription.objects.create(service=service, handler="shop.award", pattern="shop.*", queue="mail")
+    followed = set()
+    for model, page in site._registry.items():
+        if model._meta.app_label != "jobs" or not page.list_filter:
+            continue
+        url = reverse(f"admin:jobs_{model._meta.model_name}_changelist")
+        shown = admin_client.get(url).context["cl"]
+        links = {
+            each["query_string"] for spec in shown.filter_specs for each in spec.choices(shown) if "display" in each
+        }
+        for link in links:
+            assert admin_client.get(url + link).status_code == 200, url + link
+        followed |= {model} if len(links) > 1 else set()
+    assert followed == {Job, Node, Effect, Marker, Event, Schedule, Subscription}
+
+
+def test_an_action_of_the_whole_site_breaks_no_list(admin_client):
+    site.add_action(lambda *args: None, "of_everybody")
+    try:
+        assert admin_client.get(LIST).status_code == 200
+    finally:
+        site.disable_action("of_everybody")
+        site._global_actions.pop("of_everybody")
+
+
+def test_staff_without_permission_sees_nothing(client):
+    client.force_login(User.objects.create_user("staff", is_staff=True))
+    job = make("running")
+    for url in (LIST, page(job), reverse("admin:jobs_node_changelist")):
+        assert client.get(url).status_code == 403
+
+
+def test_anonymous_is_sent_to_the_login(client):
+    assert client.get(LIST).status_code == 302
+
+
+def test_nobody_can_change_anything(viewer, admin_client):
+    job = make("failed")
+    before = Job.objects.values().get()
+    for client in (viewer, admin_client):
+        assert client.post(page(job), {"state": "ready", "task": "other", "_save": "1"}).status_code == 403
+        assert client.post(reverse("admin:jobs_job_add"), {}).status_code == 403
+        assert client.post(reverse("admin:jobs_job_delete", args=[job.pk]), {"post": "yes"}).status_code == 403
+        client.post(LIST, {"action": "delete_selected", "_selected_action": str(job.pk), "index": "0", "post": "yes"})
+        assert "_save" not in client.get(page(job)).content.decode()
+    assert Job.objects.values().get() == before
+
+
+def luminance(color: str) -> float:
+    """WCAG 2, relative luminance."""
+    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("state", State.values)
+def test_badge_is_legible(viewer, state):
+    text = viewer.get(LIST).content.decode()
+    colors = re.search(rf"\.job-{state} {{ color: (#\w{{6}}); background: (#\w{{6}}); }}", text)
+    dark, light = sorted(luminance(color) for color in colors.groups())
+    assert (light + 0.05) / (dark + 0.05) >= 4.5
+
+
+# Nodes
+
+
+def test_nodes_are_listed_with_what_each_does(viewer):
+    now = timezone.now()
+    dead = Node.objects.create(hostname="dead1", pid=2, dead_at=now, tasks=["tests.tasks.effect"])
+    names = {"alive": {}, "stopping": {"stopping_at": now}, "quiet": {"queues": []}, "silent": {}}
+    names["stopped"] = {"dead_at": now, "signed_off": True}
+    nodes = {
+        name: Node.objects.create(**{"hostname": name, "pid": 1, "queues": ["celery", "mail"], **more})
+        for name, more in names.items()
+    }
+    for name, node in nodes.items():
+        if name != "silent":
+            let_beat(node)
+    job = make("running", node=nodes["alive"])
+    found = viewer.get(reverse("admin:jobs_node_changelist")).content.decode()
+    for name in (*nodes, "died"):
+        assert re.search(f'<td class="field-status"><span class="job-state job-[a-z]*">{name}</span></td>', found), name
+    assert '<td class="field-served">celery, mail</td>' in found
+    assert f'<a href="{LIST}?state__exact=running&amp;node={nodes["alive"].pk}">1 effect</a>' in found
+    assert listed(viewer, state__exact="running", node=nodes["alive"].pk) == short(job)
+    text = viewer.get(reverse("admin:jobs_node_change", args=[dead.pk])).content.decode()
+    assert "tests.tasks.effect" in text
+    assert "_save" not in text

@@ -1,0 +1,150 @@
+"""A call becomes a row; the request that its body sees is the one that Celery would have made, field by field."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+import uuid
+from decimal import Decimal
+
+import pytest
+from celery import chain, chord, group, signals
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+from kombu import Exchange, Queue
+from kombu.common import Broadcast
+
+from jobs.models import Job
+from tests.helpers.parity import ID, LATER, OPTIONS, QUEUES, resolve, seen_by_ours, seen_by_stock
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("task", ["add", "limited", "routed"])
+def test_the_body_sees_the_request_that_celery_would_have_made(stock, ours, node, name, task):
+    options = OPTIONS[name]
+    if task != "add" and "kwargs" in options:
+        pytest.skip("takes no such argument")
+
+    def call(app):
+        return app.tasks[f"parity.{task}"].apply_async((1,), task_id=ID, **resolve(app, options))
+
+    expected = seen_by_stock(stock, call)
+    sees = seen_by_ours(ours, call)
+    assert sees[0] == expected[0]
+    assert ids_replaced(sees) == ids_replaced(expected), "and those of its links"
+
+
+def test_expires_in_seconds_counts_on_the_clock_of_the_database(ours, monkeypatch):
+    """The caller's clock is an hour behind: nobody takes the job for expired."""
+    now = timezone.now
+    monkeypatch.setattr("django.utils.timezone.now", lambda: now() - datetime.timedelta(hours=1))
+    ours.tasks["parity.add"].apply_async((1,), expires=60)
+    assert 50 < (Job.objects.get().expires_at - now()).total_seconds() < 70
+
+
+def ids_replaced(contexts: list[dict]) -> list[dict]:
+    """By their arguments, random ids numbered in the order of their appearance."""
+    numbers: dict[str, str] = {}
+    text = json.dumps(sorted(contexts, key=lambda context: json.dumps(context["args"])), sort_keys=True)
+
+    def number(match) -> str:
+        return numbers.setdefault(match.group(), f"id-{len(numbers)}")
+
+    return json.loads(re.sub(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", number, text))
+
+
+CANVAS = {
+    "chain": lambda add: chain(add.s(1, 2), add.s(3), add.s(4)),
+    "group": lambda add: group(add.s(1, 1), add.s(2, 2), add.s(3, 3)),
+    "group in a chain": lambda add: chain(add.s(1, 2), group(add.s(3), add.s(4))),
+    "immutable": lambda add: chain(add.si(1, 2), add.si(3, 4)),
+    "a chain of decimals": lambda add: chain(add.s(Decimal(1), 2), add.s(Decimal("0.5"))),
+    "link on a chain": lambda add: chain(add.s(1, 2), add.s(3)).on_error(add.si(0, 0)),
+    "chord": lambda add: chord([add.s(1, 1), add.s(2, 2)], add.si(5, 6)),
+    "set": lambda add: add.s(1).set(queue="mail", priority=4),
+}
+
+
+@pytest.mark.parametrize("name", CANVAS)
+def test_the_bodies_of_a_canvas_see_what_they_would_have_seen(stock, ours, node, name):
+    def call(app):
+        CANVAS[name](app.tasks["parity.add"]).apply_async()
+
+    expected = seen_by_stock(stock, call)
+    sees = seen_by_ours(ours, call)
+    assert ids_replaced(sees) == ids_replaced(expected)
+    assert len(sees) >= 2 or name == "set"
+
+
+def test_headers_of_signal_receivers_are_taken_at_the_call(ours, node):
+    def inject(headers, **kwargs):
+        headers["trace"] = "from the request"
+
+    signals.before_task_publish.connect(inject)
+    try:
+        ours.tasks["parity.add"].apply_async((1,))
+    finally:
+        signals.before_task_publish.disconnect(inject)
+    assert Job.objects.get().headers == {"trace": "from the request"}
+    [sees] = seen_by_ours(ours, lambda app: None)
+    assert sees["trace"] == sees["headers"]["trace"] == "from the request"
+
+
+def test_after_task_publish_is_sent_once_after_the_commit(ours):
+    told = []
+
+    def note(sender, headers, body, routing_key, **kwargs):
+        told.append((sender, headers["id"], body[0], routing_key))
+
+    signals.after_task_publish.connect(note)
+    try:
+        with transaction.atomic():
+            result = ours.tasks["parity.add"].apply_async((1,), queue="mail")
+            assert told == []
+        with pytest.raises(ZeroDivisionError), transaction.atomic():
+            ours.tasks["parity.add"].apply_async((2,))
+            raise ZeroDivisionError
+    finally:
+        signals.after_task_publish.disconnect(note)
+    assert told == [("parity.add", result.id, [1], "mail")]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"serializer": "pickle"}, ValueError, "serializer"),
+        ({"queue": Queue("unknown-queue")}, ValueError, "task_queues"),
+        ({"exchange": Exchange("unknown")}, ValueError, "task_queues"),
+        ({"queue": Broadcast("everybody")}, ValueError, "EXCLUDE"),
+        ({"task_id": "not-a-uuid"}, ValueError, "UUID"),
+        ({"eta": "yesterday?"}, ValueError, "."),
+        ({"expires": object()}, TypeError, "expires"),
+        ({"headers": {"x": object()}}, TypeError, "options"),
+        ({"countdown": 10**12}, ValueError, "more than ten years"),
+    ],
+)
+def test_an_option_that_cannot_be_kept_raises(ours, options, error, text):
+    with pytest.raises(error, match=text):
+        ours.tasks["parity.add"].apply_async((1,), **options)
+    assert not Job.objects.exists()
+
+
+def test_a_known_queue_object_is_kept_by_name(ours):
+    ours.tasks["parity.add"].apply_async((1,), queue=QUEUES[1])
+    assert Job.objects.get().queue == "mail"
+
+
+def test_task_id_of_an_existing_row_raises(ours):
+    key = str(uuid.uuid4())
+    ours.tasks["parity.add"].apply_async((1,), task_id=key)
+    with pytest.raises(IntegrityError):
+        ours.tasks["parity.add"].apply_async((1,), task_id=key)
+
+
+def test_countdown_wins_over_eta_as_in_celery(ours):
+    ours.tasks["parity.add"].apply_async((1,), eta=LATER, countdown=10)
+    job = Job.objects.get()
+    assert job.run_at.year < LATER.year

@@ -1,0 +1,142 @@
+"""Every line says what it is about, in fields that a log store can search."""
+
+from __future__ import annotations
+
+import ast
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import current_app
+
+import jobs
+from jobs.conf import logs
+from jobs.models import Job, Node
+from tests import tasks
+from tests.helpers.harness import Worker, in_body, wait_ended, wait_state
+from tests.helpers.servers import wait_for
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
+
+
+def test_every_line_in_the_code_names_its_action():
+    """``logger.info(..., extra={"action": ...})``, or a function that makes the fields."""
+    bare = []
+    for path in sorted(Path(jobs.__file__).parent.rglob("*.py")):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)):
+                continue
+            owner = call.func.value
+            if not (isinstance(owner, ast.Name) and owner.id == "logger" and call.func.attr in LEVELS | {"log"}):
+                continue
+            extra = next((keyword.value for keyword in call.keywords if keyword.arg == "extra"), None)
+            if isinstance(extra, ast.Dict):
+                keys = {key.value for key in extra.keys if isinstance(key, ast.Constant)}
+                # {**fields, ...}: what is merged in has it.
+                if "action" in keys or None in extra.keys:
+                    continue
+            elif extra is not None:
+                continue
+            bare.append(f"{path.name}:{call.lineno}")
+    assert bare == []
+
+
+def test_a_job_that_no_worker_had_yet_has_no_node(caplog):
+    job = Job.objects.get(pk=tasks.noop.delay().id)
+    with caplog.at_level(logging.INFO, "jobs"):
+        logs.log(logging.INFO, job, "waits", "waits", count=1)
+        logs.log(logging.DEBUG, job, "is not heard", "waits")
+    [record] = caplog.records
+    assert record.getMessage() == f"tests.tasks.noop[{job.pk}] waits"
+    assert (record.job, record.task, record.queue) == (str(job.pk), "tests.tasks.noop", job.queue)
+    assert (record.node, record.lease, record.action, record.count) == (None, 0, "waits", 1)
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@pytest.mark.slow
+def test_the_lines_of_workers_carry_job_task_and_node(tmp_path):
+    """Two workers, of which one is killed, and everything that can become of a run."""
+    log = tmp_path / "log"
+    with Worker(concurrency=2, JOBS_TEST_LOG=str(log), JOBS_TEST_FORGET="tests.tasks.touches") as worker:
+        ids = {
+            "succeeded": tasks.effect.delay("a").id,
+            "failed": tasks.raises.delay("no").id,
+            "retried": tasks.retries.delay("b", 1).id,
+            "cancelled": tasks.steps_out.delay("c", "ignore").id,
+            "crashed": tasks.kills_once.delay("d", str(tmp_path / "marker")).id,
+            "timed_out": tasks.never_ends.delay("e").id,
+            "result_repr": tasks.returns_object.delay().id,
+        }
+        by_name = current_app.send_task("tests.tasks.noop").id
+        wait_for(lambda: Job.objects.filter(pk=by_name).exists(), 20, "it has its row")
+        wait_ended(*ids.values(), by_name, timeout=60)
+        ids["unknown_task"] = tasks.touches.delay(1).id
+        wait_state(ids["unknown_task"], "scheduled")
+        ids["rescued"] = tasks.waits.delay("h", str(tmp_path / "started"), str(tmp_path / "gate")).id
+        in_body(ids["rescued"], tmp_path / "started")
+        worker.kill()
+        (tmp_path / "gate").touch()
+    with Worker(concurrency=1, JOBS_TEST_LOG=str(log)):
+        wait_ended(ids["rescued"], timeout=40)
+
+    lines = [line for line in read(log) if line["logger"] == "jobs"]
+    for line in lines:
+        assert line["action"], line
+    tasks_of = {str(key): task for key, task in Job.objects.values_list("pk", "task")}
+    nodes = {str(key) for key in Node.objects.values_list("pk", flat=True)}
+    for line in lines:
+        about = [key for key in tasks_of if key in line["message"]]
+        if "job" in line:
+            about.append(line["job"])
+        for key in about:
+            assert (line["job"], line["task"]) == (key, tasks_of[key]), line
+            assert line["node"] in nodes, line
+        if any(key in line["message"] for key in nodes):
+            assert line["node"] in nodes, line
+    # Each was told, about its own job, with the claim that it was.
+    for action, key in ids.items():
+        told = [line for line in lines if (line["action"], line.get("job")) == (action, key)]
+        assert told, f"{action}: {[line for line in lines if line.get('job') == key]}"
+        if action != "timed_out":
+            assert all(line["lease"] >= 1 and line["queue"] for line in told), told
+    actions = {line["action"] for line in lines}
+    assert actions >= {"node_up", "node_dead", "started"}, actions
+    ran = next(line for line in lines if line["action"] == "succeeded")
+    assert 0 < ran["runtime"] < 60
+
+
+@pytest.mark.slow
+def test_at_info_a_success_is_one_line():
+    """Celery's own; ours would only repeat it."""
+    with Worker(concurrency=1) as worker:
+        wait_ended(key := tasks.noop.delay().id)
+        wait_for(lambda: f"[{key}] succeeded in" in worker.text(), 10, "Celery says so")
+        assert worker.stop() == 0
+        assert worker.text().count("succeeded") == 1
+
+
+def test_a_line_is_one_line_and_steers_no_terminal(caplog):
+    """Names and errors come from anywhere; of a traceback the lines stay."""
+    job = Job.objects.get(pk=tasks.noop.delay().id)
+    job.task = "evil\x1b[2J\nforged"
+    with caplog.at_level(logging.DEBUG, "jobs"):
+        try:
+            raise ValueError("\x1b]0;title\x07 and \u202e")
+        except ValueError as exc:
+            logs.log(logging.ERROR, job, f"failed: {exc}", "failed", exc_info=exc)
+            logs.logger.warning("%s of %d: %r", exc, 7, exc, extra={"action": "x"})
+        logs.logger.warning("a plain\x9b one", extra={"action": "x"})
+    texts = [logging.Formatter("%(message)s").format(record) for record in caplog.records]
+    assert not set("".join(texts)) & set("\x1b\x07\u202e\x9b"), texts
+    assert texts[0].startswith(
+        f"evil\\x1b[2J\\nforged[{job.pk}] failed: \\x1b]0;title\\x07 and \\u202e\nTraceback (most"
+    )
+    assert texts[0].splitlines()[-1] == "ValueError: \\x1b]0;title\\x07 and \\u202e"
+    assert texts[1].startswith("\\x1b]0;title\\x07 and \\u202e of 7: ValueError")

@@ -1,0 +1,59 @@
+"""What is private to Celery and Django and used here: listed, looked for when a worker starts, and no more of it."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+
+from jobs.conf import private
+from tests.helpers.harness import ROOT
+
+ENTRIES = list(private.entries())
+
+
+def test_all_of_it_is_there():
+    assert private.missing() == []
+    assert private.untested() == []
+
+
+@pytest.mark.parametrize(("name", "parameters"), [(name, parameters) for name, parameters, _ in ENTRIES])
+def test_what_is_gone_or_takes_something_else_is_found(monkeypatch, name, parameters):
+    monkeypatch.setattr(private, "PRIVATE", f"{name}x {' '.join(parameters or '-')} | x.py: it is gone")
+    assert len(private.missing()) == 1
+    if parameters:
+        monkeypatch.setattr(private, "PRIVATE", f"{name} {' '.join(parameters)} more_than_it_takes | x.py: it changed")
+        assert len(private.missing()) == 1 or name.endswith("_create_write_handlers")
+
+
+def test_what_others_wrap_is_there(monkeypatch):
+    """As Sentry wraps ``build_tracer``."""
+    from celery.app.trace import TraceInfo
+
+    monkeypatch.setattr(TraceInfo, "handle_ignore", lambda *args, **kwargs: None)
+    assert private.missing() == []
+
+
+@pytest.mark.parametrize(("name", "purpose"), [(name, purpose) for name, _, purpose in ENTRIES])
+def test_each_is_used_where_the_list_says(name, purpose):
+    [file] = ROOT.joinpath("jobs").rglob(purpose.partition(":")[0])
+    last = name.replace(":", ".").rpartition(".")[2]
+    assert last in file.read_text()
+
+
+def test_nothing_else_is_used():
+    """An attribute that begins with ``_``, of something that is neither ours nor the object itself."""
+    listed = {name.replace(":", ".").rpartition(".")[2] for name, _, _ in ENTRIES}
+    # Django documents the first three; the others are Python's.
+    listed |= {"_meta", "_state", "_default_manager", "_exit", "_asdict", "_make", "_replace", "_fields", "_getframe"}
+    found = {}
+    for file in ROOT.joinpath("jobs").rglob("*.py"):
+        nodes = list(ast.walk(ast.parse(file.read_text())))
+        ours = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+        stored = [node for node in nodes if isinstance(getattr(node, "ctx", None), ast.Store)]
+        ours |= {getattr(node, "attr", None) or getattr(node, "id", "") for node in stored}
+        read = [node for node in nodes if isinstance(node, ast.Attribute) and node.attr not in listed | ours]
+        private_names = [node for node in read if re.match(r"_(?!_|jobs)", node.attr)]
+        found |= {f"{file.name}:{node.lineno}": node.attr for node in private_names}
+    assert found == {}

@@ -1,0 +1,1044 @@
+"""The claim: who gets which job, in which order, at which cost; and how a claim is renewed and given back."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import re
+import threading
+import time
+import uuid
+
+import pytest
+from celery import Celery, current_app
+from django.db import OperationalError, connection, transaction
+from django.db.models import F, TextField, Value
+from django.db.models.functions import Cast, Concat, Now
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from jobs.calling.calls import rank_of
+from jobs.lifecycle import claims, completion, transitions
+from jobs.lifecycle.board import board
+from jobs.lifecycle.claims import Claimer
+from jobs.maintenance import clock, rescue
+from jobs.maintenance.rescue import OwnJobs
+from jobs.models import Job, Node, Pause
+from jobs.store import postgresql, sessions
+from jobs.worker.runner import Runner
+from tests import tasks
+from tests.helpers.concurrency import Elsewhere, open_transaction
+from tests.helpers.harness import effects
+from tests.helpers.rows import make, make_node
+from tests.helpers.servers import fair, wait_for
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
+
+QUEUE = "celery"
+
+
+def ago(seconds: float) -> datetime.datetime:
+    return timezone.now() - datetime.timedelta(seconds=seconds)
+
+
+def claim(limit: int = 1, queue: str = QUEUE, node: uuid.UUID | None = None) -> list[Job]:
+    return Claimer().claim("default", queue, node or board.node, limit)
+
+
+def keys(jobs: list[Job]) -> list[uuid.UUID]:
+    return [job.pk for job in jobs]
+
+
+def state(job: Job) -> tuple:
+    job = Job.objects.get(pk=job.pk)
+    return job.state, job.lease, job.crashes, job.node_losses, job.retries
+
+
+def on_postgresql() -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("SQLite has one writer, and is claimed from the start of the queue")
+
+
+# Which, and in which order
+
+
+def test_a_batch_comes_in_the_order_of_rank_time_and_id(node):
+    at = [ago(seconds) for seconds in (30, 20, 10)]
+    first, second, third = sorted(uuid.uuid4() for _ in range(3))
+    rows = [
+        make(id=third, rank=-5, run_at=at[2]),
+        make(rank=0, run_at=at[0]),
+        make(id=first, rank=0, run_at=at[1]),
+        make(id=second, rank=0, run_at=at[1]),
+        make(rank=0, run_at=at[2]),
+        make(rank=7, run_at=at[0]),
+    ]
+    for row in (rows[place] for place in (3, 0, 5, 1, 4, 2)):
+        # The order in which they are stored says nothing.
+        Job.objects.filter(pk=row.pk).update(retries=1)
+    assert keys(claim(2)) == keys(rows[:2])
+    assert keys(claim(100)) == keys(rows[2:])
+
+
+def test_a_claim_is_a_fresh_token_and_the_next_lease(node):
+    rows = [make(lease=lease) for lease in (0, 6)]
+    jobs = {job.pk: job for job in claim(10)}
+    assert [jobs[row.pk].lease for row in rows] == [1, 7]
+    [token] = {job.token for job in jobs.values()}
+    assert 0 < token < 2**63
+    for row in Job.objects.all():
+        assert (row.state, row.token, row.node_id) == ("running", token, node.pk)
+        assert abs((row.started_at - timezone.now()).total_seconds()) < 10
+        assert row.lease == jobs[row.pk].lease
+    transitions.hand_back_claim("default", node.pk, token)
+    assert {job.token for job in claim(10)} != {token}
+
+
+def test_a_claimed_job_is_the_row_that_it_was(node):
+    """It is made without Django's field by field, and what a run does not need is read when somebody asks."""
+    result = tasks.noop.apply_async(
+        ("é", {"a": [1.5, None]}),
+        {"k": "%s"},
+        priority=3,
+        queue=QUEUE,
+        headers={"tenant": "acme"},
+        expires=datetime.datetime(2031, 1, 2, tzinfo=datetime.UTC),
+        root_id=str(uuid.uuid4()),
+        parent_id=str(uuid.uuid4()),
+    )
+    [job] = claim()
+    row = Job.objects.get(pk=result.id)
+    for field in Job._meta.concrete_fields:
+        mine, theirs = getattr(job, field.attname), getattr(row, field.attname)
+        assert (field.attname, mine, type(mine)) == (field.attname, theirs, type(theirs))
+    assert (job.idempotency_key, job.headers, job.root_id) == (str(row.pk), {"tenant": "acme"}, row.root_id)
+
+
+@pytest.mark.parametrize("name", ["it's", '"', "100%", "%s", "%(node)s", "{node}", "a\\", "$1", "ö;--", "x" * 255])
+def test_the_name_of_a_queue_is_no_sql(node, name):
+    row = make(queue=name)
+    make()
+    assert keys(claim(10, queue=name)) == [row.pk]
+
+
+def test_other_queues_are_left_alone(node):
+    make(queue="mail")
+    assert claim(10) == []
+
+
+def test_a_claim_takes_no_more_than_it_was_asked_for(node):
+    for _ in range(30):
+        make()
+    assert [len(claim(limit)) for limit in (1, 3, 7)] == [1, 2, 5]
+    assert len(claim(1000)) == 22
+
+
+def test_what_is_not_ready_is_not_claimed(node):
+    for each in ("scheduled", "running", "succeeded", "failed", "cancelled"):
+        make(each)
+    assert claim(10) == []
+
+
+def test_a_dead_node_claims_nothing(node):
+    make()
+    assert claim(node=uuid.uuid4()) == [], "nor one that nobody knows"
+    transitions.bury(node.pk, "default")
+    assert claim() == []
+    assert claim(node=make_node().pk) != []
+
+
+def test_a_paused_queue_waits(node):
+    make()
+    Pause.objects.create(queue=QUEUE)
+    assert claim() == []
+    Pause.objects.all().delete()
+    assert claim() != []
+
+
+def test_what_expired_is_not_claimed_although_nobody_has_cancelled_it_yet(node):
+    make(expires_at=ago(0.05))
+    later = make(expires_at=ago(-60))
+    assert keys(claim(10)) == [later.pk]
+
+
+@pytest.mark.parametrize(
+    ("broker", "order"),
+    [("amqp://h//", [9, 1, None, 0]), ("redis://h/0", [None, 0, 1, 9]), ("jobs://", [None, 0, 1, 9])],
+)
+def test_priorities_are_sorted_as_the_projects_broker_would(broker, order):
+    app = Celery(broker=broker, set_as_current=False)
+    given = sorted([1, 9, None, 0], key=lambda priority: (rank_of(app, priority), order.index(priority)))
+    assert given == order
+
+
+def test_the_server_process_is_noted_and_the_claim_is_not_synchronous(node):
+    """What a crash of the database forgets is claimed again, under another token; and nothing after it is forgotten."""
+    on_postgresql()
+    make()
+    [job] = claim()
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid(), current_setting('synchronous_commit')")
+        assert cursor.fetchone() == (job.backend, "on")
+
+
+# Several at once
+
+
+def test_of_two_that_claim_at_once_none_waits_and_no_row_is_had_twice(node):
+    on_postgresql()
+    rows = [make(age=10 - number) for number in range(6)]
+    first: list[Job] = []
+    with open_transaction(lambda: first.extend(claim(2))):
+        began = fair()
+        assert keys(claim(2)) == keys(rows[2:4])
+        assert fair() - began < 1
+    assert keys(first) == keys(rows[:2])
+    assert keys(claim(10)) == keys(rows[4:])
+
+
+def test_a_row_that_somebody_has_locked_is_skipped(node):
+    on_postgresql()
+    locked, free = make(age=10), make()
+    with open_transaction(lambda: Job.objects.select_for_update().get(pk=locked.pk)):
+        assert keys(claim(10)) == [free.pk]
+    assert keys(claim(10)) == [locked.pk]
+
+
+def test_many_processes_drain_a_queue_and_each_job_is_had_once(node):
+    tasks.noop.delay_many([(number,) for number in range(400)], queue=QUEUE)
+    had: list[uuid.UUID] = []
+    start = threading.Barrier(4)
+
+    def drain():
+        claimer = Claimer()
+        start.wait(10)
+        while jobs := claimer.claim("default", QUEUE, board.node, 10):
+            had.extend(keys(jobs))
+
+    drained = [Elsewhere(drain) for _ in range(4)]
+    assert [each.result() for each in drained] == [None] * 4
+    assert len(had) == len(set(had)) == 400
+
+
+# The place in the queue
+
+
+@pytest.fixture
+def held_open():
+    """Somebody's transaction that began before all this, so that nothing is vacuumed."""
+    on_postgresql()
+    other = connection.copy()
+    other.set_autocommit(False)
+    with other.cursor() as cursor:
+        cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        cursor.execute("SELECT count(*) FROM jobs_job")
+    yield
+    other.rollback()
+    other.close()
+
+
+def buffers(claimer: Claimer) -> int:
+    """How many pages a claim of one row reads."""
+    after = claimer._after.get(("default", QUEUE))
+    values = {"node": board.node, "token": 1, "backend": 1}
+    if after is not None:
+        values |= dict(zip(("rank", "run_at", "id"), after, strict=True))
+    sql = postgresql.claim_sql(QUEUE, 1, after is not None, False)
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", values)
+        plan = cursor.fetchone()[0][0]["Plan"]
+        transaction.set_rollback(True)
+    return plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+
+
+def test_a_claim_does_not_step_over_what_was_claimed_before(node, held_open):
+    tasks.noop.delay_many([(number,) for number in range(10_500)], queue=QUEUE)
+    claimer = Claimer()
+    for _ in range(50):
+        assert len(claimer.claim("default", QUEUE, board.node, 200)) == 200
+    assert buffers(claimer) < 30
+    assert buffers(Claimer()) > 200, "from the start it would"
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+def test_a_better_row_that_comes_later_is_found_within_a_second(node, request, is_held):
+    if is_held:
+        request.getfixturevalue("held_open")
+    for number in range(200):
+        make(age=100 - number / 10)
+    claimer = Claimer()
+    assert claimer.claim("default", QUEUE, board.node, 1)
+    better = [make(rank=-1), make(age=1000)]
+    found: set[uuid.UUID] = set()
+    began = fair()
+    while not found >= set(keys(better)):
+        found |= set(keys(claimer.claim("default", QUEUE, board.node, 1)))
+        time.sleep(0.02)
+        assert fair() - began < claims.LOOK + 0.5, "it starves behind a stream of others"
+    assert claims.LOOK <= 1.0
+
+
+def test_an_empty_look_from_the_place_on_goes_back_to_the_start(node, monkeypatch):
+    monkeypatch.setattr(claims, "LOOK", 3600.0)
+    make(age=10)
+    claimer = Claimer()
+    assert claimer.claim("default", QUEUE, board.node, 1)
+    before = make(age=20)
+    assert keys(claimer.claim("default", QUEUE, board.node, 1)) == [before.pk]
+
+
+def test_a_look_that_takes_long_is_taken_rarely(node, monkeypatch):
+    on_postgresql()
+    monkeypatch.setattr(claims, "SLOW_LOOK", -1.0)
+    monkeypatch.setattr(claims, "RARELY", 1e9)
+    rows = [make(age=100 - number) for number in range(3)]
+    claimer = Claimer()
+    assert keys(claimer.claim("default", QUEUE, board.node, 1)) == [rows[0].pk]
+    better = make(rank=-1)
+    assert keys(claimer.claim("default", QUEUE, board.node, 2)) == keys(rows[1:])
+    assert keys(claimer.claim("default", QUEUE, board.node, 2)) == [better.pk], "nothing was left behind the place"
+
+
+# The clock, beside the same transaction
+
+
+def pages(action) -> int:
+    """How many pages are read for what an action asks of jobs."""
+    read = 0
+    for sql in statements_of(action):
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql.replace('%', '%%')}", [])
+            plan = cursor.fetchone()[0][0]["Plan"]
+            transaction.set_rollback(True)
+        read += plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+    return read
+
+
+@pytest.fixture
+def cursors(monkeypatch):
+    """All looks from the start take too long."""
+    monkeypatch.setattr(clock, "SLOW_LOOK", -1.0)
+    monkeypatch.setattr(clock, "RARELY", 1e9)
+    board.queues = [QUEUE, "mail"]
+    clock._places.clear()
+
+
+def has_ready() -> bool:
+    return clock.has_ready("default", board.queues)
+
+
+def test_the_clock_does_not_step_over_what_was_due_before(node, held_open, cursors):
+    fill("scheduled", 10_000)
+    Job.objects.filter(pk__in=Job.objects.values("pk")[:5000]).update(expires_at=F("run_at"))
+    while any(clock.tick().values()):
+        pass
+    while jobs := claim(200):
+        transitions_of(jobs)
+    assert set(Job.objects.values_list("state", flat=True)) == {"succeeded", "cancelled"}
+    clock._places.clear()
+    assert pages(clock.tick) > 5000, "from the start it does"
+    assert pages(has_ready) > 250
+    clock._places.clear()
+    clock.tick(), has_ready(), clock.tick(), has_ready()
+    assert pages(clock.tick) < 250
+    assert pages(has_ready) < 150
+    assert pages(clock.tick) < 400
+    assert pages(has_ready) < 200
+    # What comes due now is seen at once, and what it costs is not that of all before.
+    make("scheduled", age=1), make("scheduled", age=-60, expires_at=ago(1)), make(rank=-3)
+    assert has_ready()
+    done: list[dict[str, int]] = []
+    assert pages(lambda: done.append(clock.tick())) < 1000
+    assert (done[0]["due"], done[0]["expired"]) == (1, 1)
+
+
+def transitions_of(jobs: list[Job]) -> None:
+    """They succeed."""
+    Job.objects.filter(pk__in=keys(jobs)).update(state="succeeded", finished_at=Now())
+
+
+def test_a_job_that_is_due_before_the_place_is_found_by_a_look_from_the_start(node, cursors, monkeypatch):
+    on_postgresql()
+    monkeypatch.setattr(clock, "LONGEST_LOOK", 2.0)
+    clock.tick(), clock.tick()
+    rows = [make("scheduled", age=3600), make("scheduled", age=-60, expires_at=ago(3600))]
+    Node.objects.filter(pk=board.node).update(tasks=["of.a.later.release"])
+    parked = make(
+        "scheduled", task="of.a.later.release", waits_for="task:of.a.later.release", run_at=transitions.PARKED
+    )
+    began = time.monotonic()
+    done = clock.tick()
+    # On a busy machine that was the look from the start.
+    assert (done["due"], done["expired"]) == (0, 0) or time.monotonic() - began > 1
+    wait_for(lambda: clock.tick() and {state(job)[0] for job in rows} == {"ready", "cancelled"}, 10, "they are found")
+    wait_for(lambda: clock.tick() and state(parked)[0] == "ready", 10, "and what waits for this worker")
+
+
+def test_the_look_from_the_start_is_never_far_off():
+    assert clock.LONGEST_LOOK <= 30.0
+
+
+def test_a_look_that_takes_long_once_changes_nothing(node, monkeypatch):
+    """It may have waited for the machine."""
+    on_postgresql()
+    board.queues = [QUEUE]
+    clock._places.clear()
+    monkeypatch.setattr(clock, "SLOW_LOOK", 3600.0)
+    clock.tick()
+    monkeypatch.setattr(clock, "SLOW_LOOK", -1.0)
+    clock._places["default", "all"].took = -2.0
+    clock.tick()
+    job = make("scheduled", age=3600)
+    assert clock.tick()["due"] == 1
+    assert state(job)[0] == "ready"
+
+
+def test_a_locked_job_keeps_the_place_of_the_clock(node, cursors):
+    on_postgresql()
+    clock.tick(), clock.tick()
+    job = make("scheduled", age=1)
+    with open_transaction(lambda: Job.objects.select_for_update().get(pk=job.pk)):
+        clock.tick()
+        clock._places["default", "all"].move(timezone.now() + datetime.timedelta(hours=1), job.run_at, None)
+        assert clock.tick()["due"] == 0
+    assert clock.tick()["due"] == 1
+
+
+# Renewed, and given back
+
+
+def test_a_renewed_row_is_not_given_back(node):
+    make(age=2), make(age=1)
+    begun, waiting = claim(2)
+    batch = begun.token
+    assert claims.renew(waiting)
+    assert waiting.token != batch
+    assert transitions.hand_back_claim("default", node.pk, batch, begun.pk) == 0
+    assert completion.succeed(waiting, None, 0.0)
+    assert state(waiting)[0] == "succeeded"
+
+
+def test_a_row_that_was_given_back_is_not_renewed(node):
+    make(age=2), make(age=1)
+    begun, waiting = claim(2)
+    before = waiting.token
+    assert transitions.hand_back_claim("default", node.pk, begun.token, begun.pk) == 1
+    assert not claims.renew(waiting)
+    assert waiting.token == before
+    [again] = claim(2)
+    assert again.pk == waiting.pk
+    assert not claims.renew(waiting), "nor when another process has it"
+    assert not completion.succeed(waiting, None, 0.0)
+    assert completion.succeed(again, None, 0.0)
+
+
+def test_a_claim_that_a_crash_of_the_database_forgot_is_not_renewed(node):
+    """The next claim has the same lease, and another token."""
+    make()
+    [job] = claim()
+    Job.objects.update(token=9)
+    assert not claims.renew(job)
+    assert Job.objects.get().token == 9
+
+
+def test_of_a_renewal_and_a_return_at_the_same_time_one_does_nothing(node):
+    on_postgresql()
+    make(age=2), make(age=1)
+    begun, waiting = claim(2)
+    renewed: list[bool] = []
+    with open_transaction(lambda: renewed.append(claims.renew(waiting))):
+        back = Elsewhere(lambda: transitions.hand_back_claim("default", node.pk, begun.token, begun.pk))
+        time.sleep(0.2)
+        assert not back.outcome, "it waits for the renewal"
+    assert (renewed, back.result()) == ([True], 0)
+    assert state(waiting)[0] == "running"
+
+    make(age=1)
+    [third] = claim(1)
+    with open_transaction(lambda: transitions.hand_back_claim("default", node.pk, third.token)):
+        late = Elsewhere(lambda: claims.renew(third))
+        time.sleep(0.2)
+        assert not late.outcome
+    assert late.result() is False
+    assert state(third)[0] == "ready"
+
+
+def test_a_renewal_outlives_a_crash_of_the_database(node):
+    """Its commit is synchronous: what cannot roll back runs under it."""
+    on_postgresql()
+    assert "synchronous_commit" in postgresql.CLAIM
+    assert "synchronous_commit" not in postgresql.RENEW
+
+
+def test_a_return_leaves_what_was_begun_and_what_is_of_other_claims(node):
+    make(age=3), make(age=2), make(age=1)
+    begun, waiting = claim(2)
+    [other] = claim(1)
+    elsewhere = make("running", token=begun.token, node=make_node())
+    assert transitions.hand_back_claim("default", node.pk, begun.token, begun.pk) == 1
+    assert [state(job)[0] for job in (begun, waiting, other, elsewhere)] == ["running", "ready", "running", "running"]
+    assert state(waiting) == ("ready", 1, 0, 0, 0)
+    assert Job.objects.get(pk=waiting.pk).backend is None
+
+
+def test_a_row_that_waits_again_keeps_its_place(node):
+    rows = [make(age=3), make(age=2), make(age=1)]
+    begun, *_ = claim(2)
+    transitions.hand_back_claim("default", node.pk, begun.token, begun.pk)
+    assert keys(claim(10)) == keys(rows[1:])
+
+
+def test_a_unique_job_goes_back_unless_another_has_its_key_by_now(node):
+    begun, first, second = tasks.noop.delay(), tasks.summary.delay("mon"), tasks.summary.delay("tue")
+    jobs = claim(5, queue=current_app.conf.task_default_queue)
+    assert len(jobs) == 3
+    holder = tasks.summary.delay("mon")
+    assert not holder.existing
+    assert transitions.hand_back_claim("default", node.pk, jobs[0].token, uuid.UUID(begun.id)) == 2
+    assert Job.objects.get(pk=second.id).state == "ready"
+    job = Job.objects.get(pk=first.id)
+    assert (job.state, job.error["type"]) == ("failed", "UniqueTaken")
+
+
+# A process
+
+
+@pytest.fixture
+def runner(node):
+    board.queues = [QUEUE]
+    return Runner(current_app._get_current_object(), "here")
+
+
+def call(task, *args) -> Job:
+    return Job.objects.get(pk=task.apply_async(args, queue=QUEUE).id)
+
+
+def learn(runner: Runner, *names: str) -> None:
+    """The process knows that these take no time."""
+    for name in names:
+        runner._means[f"tests.tasks.{name}"] = 0.0001
+    runner._next = 100
+
+
+def test_the_first_of_a_kind_goes_alone_and_the_next_ones_together(runner, monkeypatch):
+    asked = []
+    real = runner._claimer.claim
+    monkeypatch.setattr(runner._claimer, "claim", lambda *args: (asked.append(args[3]), real(*args))[1])
+    tasks.noop.delay_many([(number,) for number in range(20)], queue=QUEUE)
+    while runner.run_batch():
+        pass
+    assert asked[0] == 1
+    assert max(asked) > 1
+    assert Job.objects.filter(state="succeeded").count() == 20
+
+
+def test_a_batch_ends_before_a_task_of_unknown_length(runner):
+    known, unknown, rest = call(tasks.noop), call(tasks.effect, "a"), call(tasks.noop)
+    learn(runner, "noop")
+    assert runner.run_batch()
+    assert [state(job)[0] for job in (known, unknown, rest)] == ["succeeded", "succeeded", "ready"]
+    assert state(rest)[2:] == (0, 0, 0)
+    assert runner.run_batch()
+    assert state(rest)[0] == "succeeded"
+
+
+def test_a_batch_is_no_longer_than_it_may_take(runner, monkeypatch):
+    jobs = [call(tasks.noop, number) for number in range(6)]
+    learn(runner, "noop")
+    runner._means["tests.tasks.noop"] = 0.02
+    monkeypatch.setattr(runner, "_learn", lambda *args: None)
+    assert runner.run_batch()
+    assert [state(job)[0] for job in jobs] == ["succeeded"] * 3 + ["ready"] * 3
+
+
+def test_after_a_failure_the_next_one_goes_alone(runner):
+    jobs = [call(tasks.raises, "no"), call(tasks.noop), call(tasks.noop)]
+    learn(runner, "raises", "noop")
+    assert runner.run_batch()
+    assert "tests.tasks.raises" not in runner._means
+    assert runner._next >= 1
+    assert state(jobs[0])[0] == "failed"
+    runner._next = 100
+    again, behind = call(tasks.raises, "no"), call(tasks.noop)
+    while state(again)[0] != "failed":
+        assert runner.run_batch()
+    assert state(behind)[0] == "ready"
+
+
+@pytest.mark.parametrize("why", ["stop", "stock", "wanted"])
+def test_a_batch_stops_between_two_bodies_for_whoever_is_more_important(runner, monkeypatch, why):
+    jobs = [call(tasks.noop, number) for number in range(4)]
+    learn(runner, "noop")
+    if why == "wanted":
+        monkeypatch.setattr(runner, "_is_wanted", lambda: True)
+
+    def begin(*args, real=runner._run):
+        run = real(*args)
+        if why == "stop":
+            board.note_stop()
+        board.stock_waits = why == "stock"
+        return run
+
+    monkeypatch.setattr(runner, "_run", begin)
+    assert runner.run_batch()
+    assert [state(job) for job in jobs] == [("succeeded", 1, 0, 0, 0)] + [("ready", 1, 0, 0, 0)] * 3
+    if why == "stop":
+        assert not runner.run_batch(), "and it claims nothing more"
+
+
+def test_a_process_whose_node_is_silent_claims_nothing(runner, settings):
+    call(tasks.noop)
+    board.note_beat()
+    settings.JOBS = {**settings.JOBS, "HEARTBEAT": 0.01, "DEAD_AFTER": 0.1}
+    time.sleep(0.1)
+    assert not runner.run_batch()
+    board.note_beat()
+    assert runner.run_batch()
+
+
+def test_no_queue_starves(runner):
+    board.queues = [QUEUE, "mail", "slow"]
+    for name in board.queues:
+        for number in range(4):
+            tasks.effect.apply_async((name, str(number)), queue=name)
+    for _ in range(3):
+        runner._next = 1
+        assert runner.run_batch()
+    assert effects() == dict.fromkeys(board.queues, 1)
+
+
+def test_jobs_of_a_task_that_nobody_knows_are_put_aside_once(runner, monkeypatch):
+    """They would stand at the head of the queue, and each claim would step over them."""
+    monkeypatch.setattr("jobs.worker.runner.UNKNOWN_BATCH", 15)
+    unknown = [make(task="of.a.later.release", age=100) for _ in range(40)]
+    held = make(task="of.a.later.release", limit_key="k", held=True)
+    known = call(tasks.noop)
+    for _ in range(4):
+        assert runner.run_batch()
+    assert state(known)[0] == "succeeded"
+    for job in unknown:
+        job.refresh_from_db()
+        assert (job.state, job.error["type"]) == ("scheduled", "NotRegistered")
+        assert (job.retries, job.crashes, job.node_losses, job.snoozes) == (0, 0, 0, 0)
+    assert sum(job.lease for job in unknown) == 3, "15 others with each that was claimed"
+    assert state(held)[0] == "ready"
+    # As if any pause were over.
+    soon = timezone.now() + datetime.timedelta(hours=1)
+    Job.objects.filter(state="scheduled", run_at__lt=soon).update(run_at=ago(1))
+    for _ in range(3):
+        clock.tick()
+        assert not runner.run_batch(), "nobody touches them again"
+    assert {state(job)[0] for job in unknown} == {"scheduled"}
+
+
+def knows(*names: str, **more) -> Node:
+    """Another worker, which knows these tasks."""
+    return make_node(queues=[QUEUE], tasks=list(names), **more)
+
+
+def test_a_worker_that_knows_their_task_lets_them_go(runner, settings):
+    settings.JOBS = {**settings.JOBS, "BATCH": 10}
+    Node.objects.filter(pk=board.node).update(tasks=["tests.tasks.noop"])
+    parked = [make(task="of.a.later.release", queue=queue, age=9) for queue in [QUEUE] * 150 + ["elsewhere"]]
+    other = make(task="of.no.release", age=9)
+    assert runner.run_batch()
+    assert runner.run_batch()
+    # It consumes the other queue no more.
+    board.queues = ["elsewhere"]
+    assert runner.run_batch()
+    board.queues = [QUEUE]
+    clock.tick()
+    assert not Job.objects.filter(state="ready").exists()
+    # A new worker.
+    board.node = knows("of.a.later.release").pk
+    board.is_quiet = True
+    clock.tick()
+    assert not Job.objects.filter(state="ready").exists(), "it claims nothing"
+    board.is_quiet = False
+    clock._seldom.clear()
+    clock.tick()
+    assert set(keys(Job.objects.filter(state="ready"))) == set(keys(parked[:-1]))
+    assert [job.pk for job in Job.objects.filter(state="scheduled").order_by("pk")] == [parked[-1].pk, other.pk]
+    assert set(Job.objects.filter(state="ready").values_list("waits_for", flat=True)) == {None}
+
+
+def test_jobs_that_another_worker_knows_are_left_to_it(runner, monkeypatch):
+    """A rolling deploy: both are alive, and consume the queue."""
+    new = knows("of.a.later.release")
+    wanted = [make(task="of.a.later.release", age=100 - n) for n in range(30)]
+    known = [call(tasks.noop) for _ in range(3)]
+    learn(runner, "noop")
+    while runner.run_batch():
+        pass
+    assert {state(job)[0] for job in known} == {"succeeded"}
+    assert {state(job)[0] for job in wanted} == {"ready"}
+    assert sum(job.lease for job in Job.objects.filter(task="of.a.later.release")) <= 30, "no more than one claim"
+    assert set(keys(claim(200, node=new.pk))) == set(keys(wanted))
+    # It dies with them, and nobody knows the task any more.
+    Job.objects.filter(state="running").update(state="ready")
+    Node.objects.filter(pk=new.pk).update(dead_at=Now())
+    assert not runner.run_batch(), "not yet"
+    runner._unknown.clear()
+    while runner.run_batch():
+        pass
+    assert {state(job)[0] for job in wanted} == {"scheduled"}
+
+
+@pytest.mark.parametrize("limit", ["of the queue", "of a task"])
+def test_jobs_that_another_worker_knows_are_left_to_it_where_limits_are_in_force(runner, settings, limit):
+    limited_claims = pytest.importorskip("jobs.contrib.limits.claims")
+    knows("of.a.later.release")
+    name = f"@{QUEUE}" if limit == "of the queue" else "tests.tasks.noop"
+    pytest.importorskip("jobs.contrib.limits.models").Limit.objects.create(name=name, concurrency=5)
+    limited_claims.publish()
+    wanted, known = make(task="of.a.later.release", age=100), call(tasks.noop)
+    while runner.run_batch():
+        pass
+    assert (state(wanted)[0], state(known)[0]) == ("ready", "succeeded")
+    assert not runner.run_batch()
+
+
+def test_one_of_djangos_tasks_waits_for_a_worker_that_can_import_it(runner, monkeypatch):
+    """Which one can nobody knows before it tries: each worker tries it once, and says so."""
+    pytest.importorskip("jobs.django_tasks.task_backend")
+    monkeypatch.setattr(clock, "_imported", {})
+    tried: list[str] = []
+
+    def find(path, backend):
+        tried.append(path)
+        if path == "of.no.module":
+            raise ImportError(path)
+        return object()
+
+    monkeypatch.setattr("jobs.django_tasks.task_backend.find", lambda path, backend: None)
+    options = {"headers": {"django_task": "default"}}
+    nowhere, there = (
+        [make(task=task, options=options, age=9) for _ in range(3)] for task in ("of.no.module", "of.one")
+    )
+    Node.objects.filter(pk=board.node).update(tasks=[])
+    assert runner.run_batch()
+    assert runner.run_batch()
+    clock.tick()
+    assert not runner.run_batch(), "nobody touches them again"
+    assert {state(job)[0] for job in nowhere + there} == {"scheduled"}
+    # Another worker, of another release.
+    old, board.node = board.node, make_node(queues=[QUEUE]).pk
+    monkeypatch.setattr(clock, "_imported", {})
+    monkeypatch.setattr("jobs.django_tasks.task_backend.find", find)
+    for _ in range(3):
+        clock._seldom.clear()
+        clock.tick()
+    assert {state(job)[0] for job in nowhere} == {"scheduled"}
+    assert {state(job)[0] for job in there} == {"ready"}
+    assert sorted(tried) == ["of.no.module", "of.one"]
+    assert Node.objects.get(pk=board.node).tasks == ["of.one"]
+    claimed = claim(1, node=old)[0]
+    assert transitions.is_known_elsewhere(claimed), "the one that cannot leaves them to it"
+
+
+def test_an_unknown_task_in_the_middle_of_a_batch_stops_nobody(runner):
+    jobs = [call(tasks.noop), make(task="of.a.later.release"), call(tasks.noop)]
+    learn(runner, "noop")
+    assert runner.run_batch()
+    assert [state(job)[0] for job in jobs] == ["succeeded", "scheduled", "succeeded"]
+
+
+@pytest.mark.parametrize("task", ["based", "charges", "locked"])
+def test_what_cannot_roll_back_has_a_token_of_its_own_before_it_begins(runner, monkeypatch, task):
+    """A crash of the database may forget the claim; and whatever was given back meanwhile must not begin."""
+    renewed = []
+    real = claims.renew
+    monkeypatch.setattr(claims, "renew", lambda job: (renewed.append(job.pk), real(job))[1])
+    made = {"based": tasks.based, "charges": tasks.manages_itself, "locked": tasks.locked}[task]
+    job = call(made, "a")
+    assert runner.run_batch()
+    assert renewed == ([] if task == "based" else [job.pk])
+    assert effects() == {"a": 1}
+
+
+def test_a_row_that_was_given_back_before_it_began_does_not_run(runner, monkeypatch):
+    job = call(tasks.manages_itself, "a")
+    name = runner._name
+
+    def lose(*args):
+        made = name(*args)
+        transitions.hand_back_claim("default", board.node, Job.objects.get(pk=job.pk).token)
+        return made
+
+    monkeypatch.setattr(runner, "_name", lose)
+    assert runner.run_batch()
+    assert state(job) == ("ready", 1, 0, 0, 0)
+    assert not effects()
+
+
+def test_what_waited_long_behind_others_of_its_claim_is_renewed_before_it_begins(runner, monkeypatch):
+    monkeypatch.setattr("jobs.worker.runner.OLD", -1.0)
+    jobs = [call(tasks.noop), call(tasks.noop)]
+    learn(runner, "noop")
+    tokens = []
+    real = claims.renew
+    monkeypatch.setattr(claims, "renew", lambda job: (real(job), tokens.append(job.token))[0])
+    assert runner.run_batch()
+    assert [state(job)[0] for job in jobs] == ["succeeded"] * 2
+    assert [token < 0 for token in tokens] == [True, True], "if this machine dies, the rows say which was begun"
+    assert board.occupied()[0].token == 0, "and nothing is left on the board"
+
+
+def test_a_database_that_is_away_at_the_claim_ends_no_process(runner, monkeypatch):
+    def away(*args):
+        raise OperationalError("away")
+
+    job = call(tasks.noop)
+    with monkeypatch.context() as patch:
+        patch.setattr(runner._claimer, "claim", away)
+        assert not runner.run_batch()
+    wait_for(runner.run_batch, 10, "it is there again")
+    assert state(job)[0] == "succeeded"
+
+
+def test_a_node_counts_the_claims_that_found_something(runner):
+    before = board.finds
+    assert not runner.run_batch()
+    assert board.finds == before
+    call(tasks.noop)
+    assert runner.run_batch()
+    assert board.finds == before + 1
+
+
+def test_nodes_are_what_a_claim_is_made_for(node):
+    assert Node.objects.get().pk == board.node
+
+
+# Plans, at 100,000 rows
+
+ROWS = 100_000
+
+_FILL = """
+INSERT INTO jobs_job (id, task, queue, state, run_at, expires_at, finished_at, node_id, token, started_at, lease)
+SELECT gen_random_uuid(), 'tests.tasks.noop', %(queue)s, %(state)s, now() + i * interval '1 millisecond' - %(age)s,
+       CASE WHEN i %% 2 = 0 AND %(state)s = 'ready' THEN now() + interval '1 day' END,
+       CASE WHEN %(state)s = 'succeeded' THEN now() END, %(node)s, 1, now(), 1
+FROM generate_series(1, %(rows)s) AS i
+"""
+
+
+def fill(state: str, rows: int, age: float = 86400.0, queue: str = QUEUE, node: uuid.UUID | None = None) -> None:
+    """``age`` in seconds; below zero it is to come."""
+    values = {"queue": queue, "state": state, "rows": rows, "age": datetime.timedelta(seconds=age), "node": node}
+    with connection.cursor() as cursor:
+        cursor.execute(_FILL, values)
+
+
+@pytest.fixture(params=["history", "backlog", "much runs"])
+def full(request, node):
+    """100,000 rows of which most have ended, or wait, or run elsewhere."""
+    on_postgresql()
+    other = make_node().pk
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE jobs_job SET (autovacuum_enabled = false)")
+    fill("succeeded", ROWS if request.param == "history" else 2000)
+    fill("ready", ROWS if request.param == "backlog" else 200)
+    fill("ready", 200, queue="mail")
+    fill("scheduled", ROWS // 10, age=-86400.0)
+    fill("scheduled", 20)
+    # Some wait for locks.
+    Job.objects.filter(state="scheduled", run_at__gt=Now()).update(
+        waits_for=Concat(Value("lock:"), Cast("pk", TextField()))
+    )
+    fill("running", ROWS // 2 if request.param == "much runs" else 100, node=other)
+    fill("running", 20, node=node.pk)
+    yield
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE jobs_job RESET (autovacuum_enabled)")
+
+
+def explained(sql: str, values: object = None) -> str:
+    with connection.cursor() as cursor:
+        cursor.execute(f"EXPLAIN {sql}", values)
+        return "\n".join(row[0] for row in cursor.fetchall())
+
+
+TYPES = {
+    "node": "uuid",
+    "token": "bigint",
+    "backend": "int",
+    "rank": "smallint",
+    "run_at": "timestamptz",
+    "id": "uuid",
+    "lease": "int",
+    "before": "bigint",
+}
+
+
+def explained_generically(sql: str, values: dict) -> str:
+    """As the server plans what is prepared, without a look at the values."""
+    names = [name for name in TYPES if f"%({name})s" in sql]
+    for number, name in enumerate(names, 1):
+        sql = sql.replace(f"%({name})s", f"${number}")
+    with connection.cursor() as cursor:
+        cursor.execute("SET plan_cache_mode = force_generic_plan")
+        try:
+            types = ", ".join(TYPES[name] for name in names)
+            cursor.execute(f"PREPARE explained ({types}) AS {sql.replace('%%', '%')}")
+            marks = ", ".join(["%s"] * len(names))
+            cursor.execute(f"EXPLAIN EXECUTE explained ({marks})", [values[name] for name in names])
+            return "\n".join(row[0] for row in cursor.fetchall())
+        finally:
+            cursor.execute("DEALLOCATE ALL")
+            cursor.execute("RESET plan_cache_mode")
+
+
+def statements_of(action) -> list[str]:
+    """What it reads and writes of jobs, as Django says it."""
+    with CaptureQueriesContext(connection) as queries:
+        action()
+    asked = [query["sql"] for query in queries]
+    return [sql for sql in asked if "jobs_job" in sql and sql.lstrip().startswith(("SELECT", "UPDATE", "WITH"))]
+
+
+def test_a_plan_that_was_made_for_an_empty_table_is_given_up(node, monkeypatch):
+    """The server keeps it until the statistics are renewed, which takes a minute or longer."""
+    on_postgresql()
+
+    def claim_and_succeed() -> list[str]:
+        [job] = Claimer().claim("default", QUEUE, node.pk, 1)
+        with transaction.atomic():
+            Job.objects.filter(pk=node.pk).exists()
+            assert completion.succeed(job, None, 0.1)
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT name, cardinality(parameter_types) FROM pg_prepared_statements")
+            plans = []
+            for name, number in cursor.fetchall():
+                cursor.execute(f"EXPLAIN EXECUTE {name}({', '.join(['NULL'] * number)})")
+                plans.append("\n".join(row[0] for row in cursor.fetchall()))
+        return plans
+
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE jobs_job SET (autovacuum_enabled = false)")
+        cursor.execute("VACUUM ANALYZE jobs_job")
+    try:
+        monkeypatch.setattr(sessions, "PLANNED", 3600.0)
+        fill("ready", 10)
+        for _ in range(10):
+            before = claim_and_succeed()
+        fill("ready", 20_000)
+        assert claim_and_succeed() == before
+        assert len(before) == 2
+        assert all("Seq Scan on jobs_job" in plan for plan in before)
+        sessions.session_of("default")._plan_at = 0.0
+        assert not any("Seq Scan on jobs_job" in plan for plan in claim_and_succeed())
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("ALTER TABLE jobs_job RESET (autovacuum_enabled)")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("statistics", ["fresh", "none", "old"])
+def test_no_hot_statement_scans_or_sorts_the_table(full, statistics):
+    if statistics != "none":
+        with connection.cursor() as cursor:
+            cursor.execute("ANALYZE")
+    if statistics == "old":
+        # What waited then has been run since.
+        waited = Job.objects.filter(state="ready", queue=QUEUE).order_by("-run_at").values_list("pk", flat=True)[150:]
+        Job.objects.filter(pk__in=list(waited)).update(state="succeeded", finished_at=timezone.now())
+    middle = Job.objects.filter(state="ready", queue=QUEUE).order_by("rank", "run_at", "id")[100]
+    values = {
+        "node": board.node,
+        "token": 1,
+        "backend": 1,
+        "rank": middle.rank,
+        "run_at": middle.run_at,
+        "id": middle.pk,
+        "lease": 1,
+        "before": 1,
+    }
+    plans: dict[str, tuple[str, str]] = {}
+    for is_after in (False, True):
+        for limit in (1, 100, 200):
+            sql = postgresql.claim_sql(QUEUE, limit, is_after, False)
+            for how in (explained, explained_generically):
+                text = how(sql, values)
+                plans[f"claim {limit} {is_after} {how.__name__}"] = ("jobs_job_ready", text)
+                assert "Sort" not in text, text
+                if is_after:
+                    # The place is where the scan begins, and no filter on its way.
+                    assert re.search(r"Index Cond: .*ROW\(rank, run_at, id\) > ROW", text), text
+    plans["renew"] = ("jobs_job_pkey", explained_generically(postgresql.RENEW, values))
+    succeed = postgresql.SUCCEED.format("NULL::json", "0.1", "%(id)s", "%(lease)s", "%(token)s")
+    plans["succeed"] = ("jobs_job_pkey", explained_generically(succeed, values))
+    own = OwnJobs(os.getpid())
+    for name, index, action in (
+        ("has_ready", "jobs_job_ready", lambda: clock.has_ready("default", [QUEUE, "mail"])),
+        ("make_due", "jobs_job_scheduled", lambda: transitions.make_due("default", 10)),
+        ("make_due last", "jobs_job_scheduled", lambda: transitions.make_due("default", 10, "-run_at")),
+        ("make_due since", "jobs_job_scheduled", lambda: transitions.make_due("default", 10, since=ago(9))),
+        ("expire", "jobs_job_expires", lambda: transitions.expire("default", 10)),
+        ("let_go", "jobs_job_awaiting", lambda: transitions.let_go("default", ["a", "b"], [QUEUE], 10)),
+        ("wake", "jobs_job_awaiting", lambda: transitions.wake("k", "default")),
+        ("orphans", "jobs_job_running", own.hand_back_orphans),
+        ("give_back", "jobs_job_running", lambda: transitions.hand_back_claim("default", board.node, 1)),
+        (
+            "dead nodes",
+            "jobs_job_running",
+            lambda: rescue.rescue_all("default"),
+        ),
+    ):
+        made = statements_of(action)
+        assert made, name
+        for number, sql in enumerate(made):
+            # What was found is written by its key.
+            plans[f"{name} {number}"] = (index if number == 0 else "", explained(sql.replace("%", "%%"), []))
+    board.queues = [QUEUE, "mail"]
+    [look, *_] = statements_of(clock.tick)
+    plans["clock"] = ("jobs_job_scheduled", explained(look.replace("%", "%%"), []))
+    for index in ("jobs_job_expires", "jobs_job_ready"):
+        assert index in plans["clock"][1], plans["clock"][1]
+    for name, (index, text) in plans.items():
+        assert index in text, f"{name}\n{text}"
+        assert "Seq Scan on jobs_job" not in text, f"{name}\n{text}"
+
+
+def test_on_sqlite_the_claim_reads_its_index_and_sorts_nothing(node):
+    if connection.vendor != "sqlite":
+        pytest.skip("SQLite only")
+    for _ in range(20):
+        make()
+    made = statements_of(lambda: claim(10))
+    assert len(made) == 2
+    with connection.cursor() as cursor:
+        for sql in made:
+            cursor.execute(f"EXPLAIN QUERY PLAN {sql}")
+            plan = "\n".join(row[3] for row in cursor.fetchall())
+            assert "USING INDEX jobs_job_ready (queue=?)" in plan or "COVERING INDEX jobs_job_ready" in plan, plan
+            assert "TEMP B-TREE" not in plan, plan
+            assert not re.search(r"SCAN jobs_job(?! USING)", plan), plan
+
+
+def test_a_body_without_a_statement_leaves_no_warning_in_the_servers_log(runner):
+    if connection.vendor != "postgresql":
+        pytest.skip("PostgreSQL only")
+    call(tasks.noop)
+    connection.ensure_connection()
+    told = []
+    connection.connection.add_notice_handler(lambda notice: told.append(notice.message_primary))
+    assert runner.run_batch()
+    assert Job.objects.get().state == "succeeded"
+    assert told == []
+
+
+def test_the_name_of_a_queue_is_a_name_whatever_the_server_makes_of_backslashes(node):
+    """With ``standard_conforming_strings`` off a backslash escapes the quote after it."""
+    on_postgresql()
+    other = make(queue="other")
+    names = ["\\' OR true --", "a\\nb", "\\", "it's 100 %", "\\\\'"]
+    rows = [make(queue=name) for name in names]
+    with connection.cursor() as cursor:
+        cursor.execute("SET standard_conforming_strings = off")
+    try:
+        assert [keys(claim(queue=name)) for name in names] == [[row.pk] for row in rows]
+        assert state(other)[0] == "ready"
+        sessions.session_of("default").notify("jobs_ring", ["\\'; DROP TABLE jobs_job; --"])
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("RESET standard_conforming_strings")

@@ -1,0 +1,352 @@
+"""What people may not see of arguments and results, they see nowhere."""
+
+from __future__ import annotations
+
+import datetime
+import io
+import json
+import uuid
+
+import pytest
+from celery import current_app
+from celery.exceptions import Retry
+from django.contrib.admin.models import LogEntry
+from django.core.management import call_command
+from django.urls import reverse
+
+from jobs import checks
+from jobs.calling import request
+from jobs.conf import problems
+from jobs.events.models import Event
+from jobs.inspection import public
+from jobs.lifecycle.board import board
+from jobs.lifecycle.redaction import Shown
+from jobs.lifecycle.run import Run
+from jobs.models import Effect, Job, Marker
+from jobs.models.values import jsonable, scrub
+from jobs.store import stored
+from jobs.worker import celery_events, runner
+from tests import tasks
+from tests.helpers.rows import make
+
+pytestmark = pytest.mark.django_db
+
+
+def redact(settings, name="tests.helpers.redactions.hide_secrets"):
+    settings.JOBS = {**settings.JOBS, "REDACT": name}
+
+
+def everywhere(job, client) -> str:
+    out = io.StringIO()
+    call_command("jobs", "show", str(job.pk), stdout=out)
+    call_command("jobs", "show", str(job.pk), "--json", stdout=out)
+    call_command("jobs", "list", "--json", stdout=out)
+    call_command("jobs", "why", str(job.pk), "--json", stdout=out)
+    pages = [reverse("admin:jobs_job_change", args=[job.pk]), reverse("admin:jobs_job_changelist")]
+    return out.getvalue() + "".join(client.get(url).content.decode() for url in pages)
+
+
+@pytest.mark.parametrize("call", [{"args": ["key", "s3cret"]}, {"args": ["key"], "kwargs": {"note": "s3cret"}}])
+def test_by_name_however_it_was_passed(settings, admin_client, call):
+    redact(settings)
+    job = make("succeeded", result="s3cret", **call)
+    text = everywhere(job, admin_client)
+    assert "s3cret" not in text
+    assert "***" in text
+    assert "key" in text
+    job.refresh_from_db()
+    assert job.result == "s3cret", "what is stored stays"
+
+
+def test_what_it_fails_at_is_hidden(settings, admin_client, caplog):
+    redact(settings)
+    text = everywhere(make("succeeded", args=["key", "bad"]), admin_client)
+    assert "hidden: JOBS" in text
+    assert "JOBS['REDACT'] failed" in caplog.text
+
+
+def test_arguments_that_fit_no_more_and_tasks_that_nobody_knows(settings, admin_client):
+    redact(settings)
+    text = everywhere(make("succeeded", args=["one", "s3cret", "three"]), admin_client)
+    assert "s3cret" not in text, "its place still has a name"
+    assert "three" in text
+    assert "one" in everywhere(make("succeeded", task="gone", args=["one"]), admin_client)
+
+
+def test_without_it_everything_is_shown(admin_client):
+    assert "s3cret" in everywhere(make("succeeded", args=["key", "s3cret"]), admin_client)
+
+
+def test_a_path_that_leads_nowhere(settings, admin_client):
+    redact(settings, "tests.nowhere")
+    assert [each.id for each in checks.check_settings()] == ["jobs.E013"]
+    assert "s3cret" not in everywhere(make("succeeded", args=["key", "s3cret"]), admin_client)
+    redact(settings)
+    assert not list(checks.check_settings())
+    settings.JOBS = {**settings.JOBS, "REDACT": 7}
+    assert any("JOBS['REDACT'] must be the dotted path" in text for text in problems())
+
+
+def test_neither_headers_nor_options_tell(settings, admin_client):
+    redact(settings)
+    link = tasks.effect.si("x", note="s3cret-of-the-link")
+    headers = {"kwargsrepr": "{'note': 's3cret'}", "from": "the shop"}
+    job = make(args=["x"], kwargs={"note": "s3cret"}, options={"link": [dict(link)], "headers": headers})
+    text = admin_client.get(reverse("admin:jobs_job_change", args=[job.pk])).content.decode()
+    assert "the shop" in text
+    assert "kwargsrepr" in text
+    assert "s3cret" not in text
+
+
+# Where else the value of an argument may stand
+
+
+SECRET = "s3cret-4711"
+
+
+def test_options_tell_no_value_and_no_key_that_is_hidden(settings, admin_client):
+    headers = {"x-customer": f"for {SECRET}", "from": "the shop", "event": {"name": "shop.paid", "order_key": SECRET}}
+    job = make(args=["x"], kwargs={"note": SECRET}, options={"shadow": f"pay {SECRET}", "headers": headers})
+    assert text_of(admin_client, ("job_change", [job.pk])).count(SECRET) > 3
+    redact(settings)
+    text = text_of(admin_client, ("job_change", [job.pk]))
+    assert SECRET not in text
+    assert "pay ***" in text
+    assert "the shop" in text
+    # A key that is made of something else is the project's to hide.
+    headers["event"]["order_key"] = "Ada of Paris"
+    job = make(options={"headers": headers})
+    assert "Ada of Paris" in text_of(admin_client, ("job_change", [job.pk]))
+    redact(settings, "tests.helpers.redactions.hide_errors_and_keys")
+    assert "Ada of Paris" not in text_of(admin_client, ("job_change", [job.pk]))
+
+
+ENTRY = {
+    "type": "ValueError",
+    "message": f"no account {SECRET} {{'note': '{SECRET}'}}",
+    "traceback": f"Traceback\n  ValueError: {SECRET}",
+    "args": [SECRET, 7],
+    "at": "2026-01-02T03:04:05+00:00",
+    "attempt": 1,
+}
+
+
+def failed(**more):
+    return make("failed", args=["key"], kwargs={"note": SECRET}, error=ENTRY, errors=[ENTRY, ENTRY], lease=1, **more)
+
+
+def commands(*calls: list[str]) -> str:
+    out = io.StringIO()
+    for call in calls:
+        call_command("jobs", *call, stdout=out)
+    return out.getvalue()
+
+
+def of_job(job) -> str:
+    shown = [["show", str(job.pk)], ["why", str(job.pk)], ["list"]]
+    return commands(*shown, *([*call, "--json"] for call in shown))
+
+
+def text_of(client, *pages: tuple[str, list]) -> str:
+    return "".join(client.get(reverse(f"admin:jobs_{name}", args=args)).content.decode() for name, args in pages)
+
+
+def test_errors_do_not_tell_an_argument_that_is_hidden(settings, admin_client):
+    job = failed()
+    assert SECRET in of_job(job)
+    redact(settings)
+    pages = text_of(admin_client, ("job_change", [job.pk]), ("job_changelist", []), ("dashboard", []))
+    text = pages + of_job(job)
+    assert SECRET not in text
+    assert "no account ***" in text
+    assert "ValueError" in text
+    job.refresh_from_db()
+    assert job.error == ENTRY, "what is stored stays"
+
+
+@pytest.mark.parametrize(
+    ("hidden", "says"),
+    [
+        ({"card": ["4111-1111", 15], "cvc": "987"}, "card 4111-1111 of 15 with 987 is not 4111, 150 or x987"),
+        ("it's", """it's, 'it\\'s' and "it's" """),
+        ("a\nb\u00e9", 'a\nb\u00e9, "a\\nb\\u00e9"'),
+        (datetime.date(2031, 5, 4), "2031-05-04, datetime.date(2031, 5, 4)"),
+        (
+            datetime.datetime(2031, 5, 4, 6, 7, tzinfo=datetime.UTC),
+            "2031-05-04 06:07:00+00:00, 2031-05-04T06:07:00+00:00",
+        ),
+        (-17, "-17, minus 17"),
+    ],
+)
+def test_in_whatever_form_it_stands_there(settings, hidden, says):
+    redact(settings)
+    seen = Shown(Job.of({"task": tasks.effect.name, "args": [], "kwargs": {"note": jsonable(hidden, "x")}}))
+    text = seen.blanked(says)
+    for value in ("4111-1111", "987 ", " 15 ", "it's", "b\u00e9", "\\u00e9", "2031", "17"):
+        assert value not in text, text
+    if isinstance(hidden, dict):
+        assert text == "card *** of *** with *** is not 4111, 150 or x987", "other words stay"
+
+
+def test_nor_does_the_half_of_one_where_a_text_was_cut(settings):
+    redact(settings)
+    key = "".join(f"{number:04}" for number in range(700))
+    seen = Shown(Job.of({"task": tasks.effect.name, "args": [], "kwargs": {"note": key}}))
+    for before in (1000, 1900):
+        text = seen.blanked(scrub("." * before + key + "." * 1500, 4000))
+        assert "0001" not in text
+        assert "0690" not in text
+        assert "characters cut" in text
+
+
+def test_keys_do_not_tell_it_either(settings, admin_client):
+    key = f"welcome:{SECRET}"
+    job = failed(marker_key=key, unique_key=key, order_key=key)
+    marker = Marker.objects.create(key=key, kind="task", job=job.pk)
+    call = Effect.objects.create(name="charge", key=SECRET, job=job.pk, lease=1, answer={"to": SECRET}, state="parked")
+    gone = Marker.objects.create(key=f"{SECRET}-gone", kind="once", job=uuid.uuid4())
+    make("ready", kwargs={"note": SECRET}, unique_key=key)
+    redact(settings)
+    shown = [
+        ("job_change", [job.pk]), ("marker_changelist", []), ("marker_change", [marker.pk]),
+        ("marker_change", [gone.pk]), ("marker_delete", [marker.pk]), ("effect_changelist", []),
+        ("effect_change", [call.pk]),
+    ]  # fmt: skip
+    text = text_of(admin_client, *shown) + of_job(job) + commands(["effects"], ["effects", "--json"])
+    answer = admin_client.post(
+        reverse("admin:jobs_job_operate_one", args=[job.pk]), {"operation": "retry"}, follow=True
+    )
+    text += answer.content.decode()
+    assert SECRET not in text
+    assert "welcome:***" in text
+    assert "charge:***" in text
+
+
+def test_deleting_chosen_markers_neither_shows_nor_keeps_their_keys(settings, admin_client):
+    job = failed()
+    made = [Marker.objects.create(key=f"welcome:{SECRET}:{place}", kind="task", job=job.pk) for place in "ab"]
+    redact(settings)
+    url = reverse("admin:jobs_marker_changelist")
+    chosen = {"action": "delete_selected", "_selected_action": [marker.pk for marker in made], "index": "0"}
+    asked = admin_client.post(url, chosen).content.decode()
+    assert SECRET not in asked
+    assert "welcome:***:a" in asked
+    admin_client.post(url, {**chosen, "post": "yes"})
+    assert not Marker.objects.exists()
+    told = LogEntry.objects.values_list("object_repr", flat=True)
+    assert sorted(told) == ["welcome:***:a", "welcome:***:b"]
+
+
+def test_nobody_finds_it_out_by_a_search(settings, admin_client):
+    key = f"welcome:{SECRET}"
+    job = failed(unique_key=key)
+    Marker.objects.create(key=key, kind="task", job=job.pk)
+    Effect.objects.create(name="charge", key=SECRET, job=job.pk, lease=1)
+    Event.objects.create(name="shop.paid", source="shop", order_key=SECRET, data={"note": SECRET})
+
+    def found(model: str, term: str) -> int:
+        response = admin_client.get(reverse(f"admin:jobs_{model}_changelist"), {"q": term})
+        return len(response.context["cl"].result_list)
+
+    parts = [("job", "s3cret-4"), ("marker", "welcome:s3"), ("effect", "charge:s3")]
+    # The whole key answers a guess.
+    wholes = [("marker", key), ("effect", f"charge:{SECRET}"), ("event", SECRET)]
+    others = [("marker", job.pk), ("effect", job.pk), ("effect", "charge"), ("job", "ValueError"), ("event", "shop")]
+    by_key, page = reverse("admin:jobs_job_changelist"), reverse("admin:jobs_job_change", args=[job.pk])
+    assert [found(*each) for each in parts + wholes + others] == [1] * 11
+    assert len(admin_client.get(by_key, {"key": key}).context["cl"].result_list) == 1
+    assert "?key=" in admin_client.get(page).content.decode()
+    redact(settings)
+    assert [found(*each) for each in parts + wholes] == [0] * 6
+    assert [found(*each) for each in others] == [1] * 5
+    assert admin_client.get(by_key, {"key": key}).status_code == 302
+    assert 'name="key"' not in admin_client.get(by_key).content.decode()
+    # A filter that is not there never means all jobs.
+    many = f"{reverse('admin:jobs_job_operate')}?key={key}"
+    assert admin_client.post(many, {"operation": "retry", "scope": "all"}).status_code == 403
+    assert Job.objects.get().state == "failed"
+    Job.objects.filter(pk=job.pk).update(unique_key="of-no-argument")
+    assert "?key=" not in admin_client.get(page).content.decode(), "no link to a filter that is not there"
+
+
+def test_answers_of_calls_are_redacted_and_so_is_what_a_person_says_of_them(settings, admin_client):
+    job = make("failed", kwargs={"note": SECRET})
+    call = Effect.objects.create(
+        name="charge", key="k", job=job.pk, lease=1, state="parked", answer={"a": "of-the-call"}
+    )
+    redact(settings, "tests.helpers.redactions.hide_answers")
+    url = reverse("admin:jobs_effect_change", args=[call.pk])
+    assert "of-the-call" not in admin_client.get(url).content.decode()
+    said = {"verb": "happened", "answer": '{"id": "by-a-person"}'}
+    admin_client.post(reverse("admin:jobs_effect_settle", args=[call.pk]), said)
+    call.refresh_from_db()
+    assert call.answer == {"id": "by-a-person"}
+    assert "by-a-person" not in admin_client.get(url).content.decode()
+    assert "by-a-person" not in admin_client.get(url.replace("change", "history")).content.decode()
+
+
+def test_a_project_may_hide_all_texts(settings, admin_client):
+    """What a body's author writes otherwise into a text nobody can know here."""
+    entry = {**ENTRY, "message": "Ada of Paris", "traceback": "Ada of Paris"}
+    job = make("failed", error=entry, errors=[entry], unique_key="Ada of Paris")
+    redact(settings, "tests.helpers.redactions.hide_errors_and_keys")
+    text = text_of(admin_client, ("job_change", [job.pk]), ("job_changelist", [])) + of_job(job)
+    assert "Ada of Paris" not in text
+
+
+def test_progress_does_not_tell_it(settings, admin_client, client):
+    job = make("running", kwargs={"note": SECRET})
+    stored.Store().write(job.task_id, said_of(f"writes to {SECRET}"), 60.0, job.lease)
+    token = public.token_of(job)
+    redact(settings)
+    pages = text_of(admin_client, ("job_change", [job.pk]), ("job_changelist", []), ("dashboard", []))
+    text = pages + of_job(job) + json.dumps(public.of(public.by_token(token)))
+    assert SECRET not in text
+    assert "writes to ***" in text
+
+
+def said_of(text: str) -> str:
+    return json.dumps({"status": "PROGRESS", "result": {"current": 1, "total": 2, "description": text}})
+
+
+def test_events_of_a_task_that_ran_do_not_tell_it(settings, monkeypatch):
+    """As a worker with ``-E`` sends them; and what ``celery inspect active`` is told."""
+    told = []
+    monkeypatch.setattr(celery_events, "_write", lambda kind, fields: told.append({"kind": kind, **fields}))
+    monkeypatch.setattr(board, "wants_events", True)
+    headers = {"argsrepr": "()", "kwargsrepr": f"{{'note': '{SECRET}'}}"}
+    job = make("ready", kwargs={"note": SECRET}, options={"headers": headers})
+    redact(settings)
+    run = Run(tasks.effect, job, board, request.make(job, tasks.effect, current_app, "here"))
+    celery_events.send_start(run)
+    for run.state, run.told in (("FAILURE", ValueError(SECRET)), ("RETRY", Retry(exc=ValueError(SECRET)))):
+        celery_events.send_outcome(run, 1.0)
+    run.state, run.told, run.result = "SUCCESS", None, f"of {SECRET}"
+    celery_events.send_outcome(run, 1.0)
+    assert {each["kind"] for each in told} > {"task-received", "task-failed", "task-retried", "task-succeeded"}
+    text = json.dumps(told) + runner._describe(run).decode()
+    assert SECRET not in text
+    assert "'note': '***'" in text
+
+
+def test_an_event_is_listed_without_the_data_that_its_columns_are_made_of(settings, admin_client):
+    values = {"name": "shop.paid", "source": "shop", "order_key": SECRET, "problem": f"the data {SECRET} does not fit"}
+    event = Event.objects.create(**values, data={"note": SECRET, "id": 1})
+    redact(settings)
+    pages = text_of(admin_client, ("event_changelist", []), ("event_change", [event.pk]))
+    calls = [["events", "list"], ["events", "show", str(event.uuid)]]
+    text = pages + commands(*calls, *([*call, "--json"] for call in calls))
+    assert SECRET not in text
+    assert "the data *** does not fit" in text
+
+
+def test_nor_without_the_values_that_came_with_it_without_a_name(settings, admin_client):
+    """As services of Celery's message format send them: the task's parameters name them."""
+    values = {"name": tasks.effect.name, "source": "shop", "order_key": SECRET, "problem": f"{SECRET} does not fit"}
+    event = Event.objects.create(**values, data={}, headers={"args": ["key", SECRET]})
+    redact(settings)
+    pages = text_of(admin_client, ("event_changelist", []), ("event_change", [event.pk]))
+    calls = [["events", "list"], ["events", "show", str(event.uuid)]]
+    text = pages + commands(*calls, *([*call, "--json"] for call in calls))
+    assert SECRET not in text
+    assert "*** does not fit" in text

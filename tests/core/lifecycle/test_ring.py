@@ -1,0 +1,297 @@
+"""Who commits a job tells the workers, cheaply and at no risk; who waits for one hears it, or finds it by a look."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from contextlib import nullcontext
+
+import kombu
+import pytest
+from celery import current_app
+from django.db import connection, transaction
+
+from jobs.conf import syncpoints
+from jobs.lifecycle import ring, transitions
+from jobs.lifecycle.board import board
+from jobs.lifecycle.ring import Bell
+from jobs.models import Job
+from jobs.store import databases, sessions
+from jobs.worker import listener
+from tests import tasks
+from tests.helpers.concurrency import Elsewhere
+from tests.helpers.servers import fair, wait_for
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
+
+
+def queue() -> str:
+    return current_app.conf.task_default_queue
+
+
+@pytest.fixture(autouse=True)
+def _never_rung():
+    ring._rung.clear()
+
+
+@pytest.fixture
+def heard():
+    """What a listener hears until it is asked."""
+    if connection.vendor != "postgresql":
+        pytest.skip("nobody rings elsewhere")
+    with databases.apart("default") as other:
+        other.ensure_connection()
+        other.connection.execute(f"LISTEN {ring.CHANNEL}")
+        yield lambda: [note.payload for note in other.connection.notifies(timeout=0.1)]
+
+
+def test_a_commit_tells_the_names_of_its_queues_and_no_more(heard):
+    with transaction.atomic():
+        tasks.effect.delay("a secret")
+        tasks.effect.apply_async(("b",), queue="mail")
+        assert heard() == []
+    assert sorted(heard()) == sorted([queue(), "mail"])
+
+
+def test_what_is_rolled_back_is_not_told(heard):
+    with pytest.raises(ZeroDivisionError), transaction.atomic():
+        tasks.effect.delay("a")
+        raise ZeroDivisionError
+    with transaction.atomic(), pytest.raises(ZeroDivisionError), transaction.atomic():
+        tasks.effect.delay("b")
+        raise ZeroDivisionError
+    assert heard() == []
+
+
+def test_a_job_for_later_is_not_told(heard):
+    tasks.effect.apply_async(("a",), countdown=60)
+    assert heard() == []
+
+
+def test_a_process_rings_for_a_queue_once_in_a_while(heard, monkeypatch):
+    """The listener looks again by itself."""
+    monkeypatch.setattr(ring, "PAUSE", 100.0)
+    for _ in range(ring.BURST + 5):
+        tasks.effect.delay("a")
+    tasks.effect.apply_async(("a",), queue="mail")
+    assert sorted(heard()) == sorted([queue()] * ring.BURST + ["mail"])
+    for key in ring._rung:
+        # One pause and a bit has gone by.
+        ring._rung[key] -= 130.0
+    for _ in range(5):
+        tasks.effect.delay("a")
+    assert heard() == [queue()]
+
+
+def test_the_pause_is_shorter_than_the_listeners_looks():
+    assert ring.PAUSE == 0.02
+    assert listener.AFTER[0] > ring.PAUSE, "else nobody would look at what came within the pause"
+
+
+def test_a_ring_is_a_statement_of_its_own_after_the_commit(monkeypatch):
+    """In the transaction it would let only one at a time commit."""
+    if connection.vendor != "postgresql":
+        pytest.skip("nobody rings elsewhere")
+    sent = []
+    notify = sessions.Session.notify
+
+    def note(session, channel, payloads):
+        sent.append((channel, payloads, connection.connection.pgconn.transaction_status))
+        notify(session, channel, payloads)
+
+    monkeypatch.setattr(sessions.Session, "notify", note)
+    with transaction.atomic():
+        tasks.effect.delay("a")
+        assert not sent
+    assert sent == [(ring.CHANNEL, [queue()], databases.IDLE)]
+
+
+def test_what_is_told_stands_beside_the_statement(heard, node):
+    """``pg_stat_statements`` would keep a statement for each job whose end is told."""
+    board.answers_until = time.monotonic() + 60
+
+    def asked() -> str:
+        pid = connection.connection.info.backend_pid
+        with databases.apart("default") as other, other.cursor() as cursor:
+            cursor.execute("SELECT query FROM pg_stat_activity WHERE pid = %s", [pid])
+            return cursor.fetchone()[0]
+
+    texts = set()
+    for name in ("a", "b"):
+        job = Job.objects.get(pk=tasks.effect.delay(name).id)
+        ring.answer(job, "default")
+        texts.add(asked())
+        ring.ring("default", [name])
+        texts.add(asked())
+    assert len(texts) == 1
+    assert "notify" in texts.pop()
+
+
+def test_all_are_told_in_one_statement(heard):
+    names = ["a", "\u00e4 \u20ac", "b"]
+    ring.ring("default", names)
+    assert heard() == names
+
+
+def test_a_queue_may_have_any_name(heard):
+    name = 'it\'s \\ a "queue"; --'
+    ring.ring("default", [name])
+    assert heard() == [name]
+
+
+@pytest.mark.parametrize("autocommit", [False, True])
+def test_a_ring_that_fails_is_no_error_and_leaves_a_sound_connection(heard, autocommit):
+    """The server ends the connection between the commit and the ring."""
+
+    def end(point):
+        if point == "before_ring":
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT pg_backend_pid()")
+                [pid] = cursor.fetchone()
+            with databases.apart("default") as other, other.cursor() as cursor:
+                cursor.execute("SELECT pg_terminate_backend(%s)", [pid])
+
+    syncpoints.arm(end)
+    with nullcontext() if autocommit else transaction.atomic():
+        tasks.effect.delay("a")
+    syncpoints.arm(None)
+    assert heard() == []
+    tasks.effect.delay("b")
+    assert Job.objects.filter(state="ready").count() == 2
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        lambda: tasks.effect.delay("a"),
+        lambda: tasks.effect.delay_many([("a",), ("b",)]),
+        lambda: tasks.effect.apply_async(("a",), queue="mail", priority=3, link=tasks.noop.si()),
+        lambda: (tasks.add.s(1, 2) | tasks.add.s(3)).apply_async(),
+    ],
+    ids=["delay", "delay_many", "apply_async", "chain"],
+)
+def test_a_call_opens_no_connection_to_the_broker(monkeypatch, how):
+    def refuse(*args, **kwargs):
+        raise AssertionError("a connection to the broker")
+
+    monkeypatch.setattr(kombu.Connection, "_establish_connection", refuse)
+    with transaction.atomic():
+        how()
+    assert Job.objects.exists()
+
+
+@pytest.mark.parametrize("verb", ["run_now", "redirect", "retry_by_hand"])
+def test_what_a_person_lets_go_on_is_told_after_the_commit(heard, verb):
+    key = uuid.UUID(tasks.effect.apply_async(("a",), countdown=60 if verb == "run_now" else None).id)
+    if verb == "retry_by_hand":
+        assert transitions.cancel(key, "default")
+    heard()
+    ring._rung.clear()
+    with transaction.atomic():
+        if verb == "redirect":
+            assert transitions.redirect(key, "default", {"queue": "mail"})
+        else:
+            assert getattr(transitions, verb)(key, "default")
+        assert heard() == []
+    assert heard() == ["mail" if verb == "redirect" else queue()]
+
+
+# Who waits
+
+
+def test_a_bell_wakes_as_many_as_it_was_rung_for():
+    bell = Bell()
+    bell.ring()
+    bell.ring()
+    assert [bell.wait(0), bell.wait(0), bell.wait(0)] == [True, True, False]
+
+
+def test_a_bell_that_nobody_hears_holds_nobody_up():
+    bell = Bell()
+    for _ in range(100_000):
+        bell.ring()
+    assert bell.wait(0)
+    bell.hear()
+
+
+@pytest.fixture
+def listening(monkeypatch):
+    """A listener of this worker, and the bell that it rings."""
+    bell, stopping = Bell(), threading.Event()
+    monkeypatch.setattr(listener, "bell", bell)
+    board.queues = [queue()]
+    slot = board.take()
+    thread = listener.listener_of("default", stopping)
+    thread.start()
+    # The first look finds nothing.
+    time.sleep(0.3)
+    yield bell
+    stopping.set()
+    thread.join(5)
+    assert not thread.is_alive()
+    slot.free()
+
+
+def test_a_listener_wakes_a_process_when_a_job_is_committed(listening):
+    began = fair()
+    Elsewhere(lambda: tasks.noop.delay()).result()
+    assert listening.wait(5)
+    assert fair() - began < 1
+
+
+def test_a_listener_finds_what_came_within_the_callers_pause(listening, monkeypatch):
+    """The second call rang for nobody: the looks after the first ring find it."""
+    monkeypatch.setattr(ring, "BURST", 1)
+    monkeypatch.setattr(ring, "PAUSE", 60.0)
+
+    def call_twice():
+        tasks.noop.delay()
+        assert listening.wait(5)
+        Job.objects.update(state="running", node=uuid.uuid4(), token=1, started_at="2026-01-01T00:00:00Z")
+        tasks.noop.delay()
+
+    Elsewhere(call_twice).result()
+    assert listening.wait(5)
+
+
+def test_a_listener_tells_of_no_queue_that_this_worker_does_not_consume(listening):
+    Elsewhere(lambda: tasks.noop.apply_async(queue="others")).result()
+    assert not listening.wait(0.5)
+
+
+def test_a_listener_survives_the_loss_of_its_connection(listening):
+    if connection.vendor != "postgresql":
+        pytest.skip("PostgreSQL only")
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
+            "WHERE query LIKE 'LISTEN%%' AND datname = current_database()"
+        )
+        assert cursor.fetchone()[0] >= 1
+    wait_for(lambda: tasks.noop.delay() and listening.wait(0.3), 10, "it listens again", step=0.1)
+
+
+def test_only_rings_that_brought_nothing_make_a_node_late(listening, monkeypatch):
+    """Each job of a node of two processes makes the other one look in vain: that is no reason to come late."""
+    if connection.vendor != "postgresql":
+        pytest.skip("nobody rings elsewhere")
+    late = []
+    monkeypatch.setattr(listener.random, "uniform", lambda least, most: late.append(most) or 0.0)
+
+    def ring_for(count, is_found):
+        for _ in range(count):
+            ring._rung.clear()
+            ring.ring("default", [queue()])
+            assert listening.wait(5)
+            if is_found:
+                board.finds += 1
+
+    ring_for(6, is_found=True)
+    assert not late
+    ring_for(5, is_found=False)
+    # The first of them follows a find.
+    assert late == [listener.LATE] * 2
+    board.finds += 1
+    ring_for(1, is_found=True)
+    assert len(late) == 2

@@ -1,0 +1,182 @@
+"""``manage.py jobs audit``: what would change is said at its place, and what is fine is not."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from tests.helpers.project import Project
+
+SETTINGS = """
+INSTALLED_APPS += ["jobs", "accounts", "django_celery_beat"]
+DATABASES["default"]["OPTIONS"] = {"transaction_mode": "IMMEDIATE"}
+CELERY_BROKER_URL = "memory://"
+CELERY_TASK_TIME_LIMIT = 60
+CELERY_WORKER_PREFETCH_MULTIPLIER = 8
+CELERY_BEAT_SCHEDULE = {
+    "fine": {"task": "accounts.tasks.fine", "schedule": 60, "args": (1,)},
+    "nobody's": {"task": "accounts.tasks.gone", "schedule": 60},
+    "passes a set": {"task": "accounts.tasks.fine", "schedule": 60, "args": ({1},)},
+}
+"""
+CELERY = """
+from celery import Celery
+
+app = Celery("proj")
+app.config_from_object("django.conf:settings", namespace="CELERY")
+app.autodiscover_tasks()
+"""
+#: A line that ends with a comment is named with a text like it; all others are fine.
+TASKS = """
+import jobs
+from celery import Task, shared_task
+from django.contrib.auth.models import User
+from django.db import close_old_connections, connection, transaction
+
+
+@shared_task(bind=True, autoretry_for=(OSError,), max_retries=3, queue="mail", ignore_result=True)
+def fine(self, user_id, label: str = ""):
+    user = User.objects.get(pk=user_id)
+    user.save()
+    pks = list(User.objects.values_list("pk", flat=True))
+    fine.delay(user.pk, label=user.username)
+    fine.apply_async(args=[pks], kwargs={"label": f"{user}"}, countdown=3)
+
+
+@shared_task(base=jobs.Task, unique="summary:{day}")
+def switched(day): ...
+
+
+class Logging(Task):
+    pass
+
+
+@shared_task(base=Logging)  # differs: its base class Logging
+def other(): ...
+
+
+@shared_task(serializer="pickle")  # breaks: serializer='pickle'
+def pickled(): ...
+
+
+@shared_task(rate_limit="3/m")  # differs: rate_limit='3/m'
+def limited(): ...
+
+
+@shared_task
+def durable():
+    with transaction.atomic(durable=True):  # breaks: durable=True
+        pass
+
+
+@shared_task(acks_late=True)  # needless: acks_late means nothing
+def late(): ...
+
+
+@shared_task(max_retry=3)  # breaks: did you mean `max_retries`
+def misspelt(): ...
+
+
+@shared_task
+def body():
+    connection.close()  # breaks: connection.close()
+    close_old_connections()  # breaks: close_old_connections()
+    transaction.on_commit(lambda: print("sent"))  # differs: on_commit() in a body
+    transaction.on_commit(lambda: fine.delay(1))  # needless: on_commit() around a call
+
+
+@shared_task
+def taker(number: int, user: "User | None"):  # breaks: takes a model instance
+    fine.delay(user)  # breaks: gets user, a model instance
+"""
+VIEWS = """
+from functools import partial
+
+from django.contrib.auth import models
+from django.contrib.auth.models import User
+from django.db import transaction
+from django.db.models.signals import post_save
+from django.shortcuts import get_object_or_404
+
+from accounts.tasks import fine
+
+
+def sign_up(request, other: models.User):
+    user, is_new = User.objects.get_or_create(username="ann")
+    fine.delay(user)  # breaks: gets user, a model instance
+    fine.delay(is_new)
+    fine.apply_async([other])  # breaks: gets other, a model instance
+    fine.apply_async(kwargs={"label": request.user})  # breaks: gets request.user
+    fine.delay(User.objects.filter(is_active=True))  # breaks: a queryset
+    fine.delay({1, 2})  # breaks: a set
+    fine.si(get_object_or_404(User, pk=1))  # breaks: a model instance
+    user = user.pk
+    fine.delay(user)
+    for each in User.objects.order_by("pk"):
+        fine.delay(each)  # breaks: gets each, a model instance
+    for each in User.objects.values_list("pk", flat=True):
+        fine.delay(each)
+    transaction.on_commit(partial(fine.delay, 1))  # needless: on_commit() around a call
+    fine.apply_async((1,), serializer="pickle")  # breaks: serializer='pickle'
+    fine.apply_async((1,), task_id=f"once-{user}")  # breaks: no UUID
+    fine.apply_async((1,), count_down=3)  # breaks: did you mean `countdown`
+
+
+async def later(request):
+    user = await User.objects.aget(pk=1)
+    await fine.adelay(user)  # breaks: gets user, a model instance
+
+
+def saved(sender, instance, **kwargs):
+    fine.delay(instance)  # breaks: gets instance, a model instance
+
+
+post_save.connect(saved, User)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_what_changes_is_named_at_its_place_and_nothing_else(tmp_path):
+    project = Project(tmp_path)
+    with (tmp_path / "proj" / "settings.py").open("a") as file:
+        file.write(SETTINGS)
+    (tmp_path / "proj" / "__init__.py").write_text("from proj.celery import app\n")
+    (tmp_path / "proj" / "celery.py").write_text(CELERY)
+    (tmp_path / "django_celery_beat").mkdir()
+    (tmp_path / "django_celery_beat" / "__init__.py").touch()
+    (tmp_path / "accounts" / "tasks.py").write_text(TASKS)
+    (tmp_path / "accounts" / "views.py").write_text(VIEWS)
+    said = json.loads(project.manage("jobs", "audit", "--json"))
+    expected, found = {}, {}
+    for name, source in (("tasks", TASKS), ("views", VIEWS)):
+        for number, line in enumerate(source.splitlines(), 1):
+            if comment := re.search(r"# (\w+): (.*)", line):
+                expected[f"accounts/{name}.py:{number}"] = comment.groups()
+    elsewhere = []
+    for each in said["findings"]:
+        place = each["where"].partition(" ")[0]
+        if place.startswith("accounts/"):
+            assert place not in found, "once"
+            found[place] = each
+        else:
+            elsewhere.append((each["where"], each["kind"], each["says"]))
+    assert found.keys() == expected.keys()
+    for place, (kind, text) in expected.items():
+        assert found[place]["kind"] == kind, found[place]
+        assert text in found[place]["says"]
+        assert found[place]["cure"]
+    assert [(where, kind) for where, kind, _ in elsewhere] == [
+        ("settings (jobs.W008)", "differs"),
+        ("settings (jobs.W019)", "needless"),
+        ("django_celery_beat", "differs"),
+        ('beat_schedule["nobody\'s"]', "differs"),
+        ("beat_schedule['passes a set']", "breaks"),
+    ]
+
+    text = project.manage("jobs", "audit")
+    assert "Not seen:" in text
+    with pytest.raises(AssertionError, match="findings break"):
+        project.manage("jobs", "audit", "--strict")

@@ -1,0 +1,116 @@
+"""``manage.py jobs doctor``: what is well, and what is wrong in plain words."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connection
+
+from jobs.lifecycle import queues, ring
+from jobs.management.console import maintain
+from jobs.models import Instance, Job
+from tests.helpers.harness import Worker
+from tests.helpers.rows import let_beat, make, make_node
+from tests.helpers.servers import free_port
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def examine(*args: str) -> tuple[dict[str, dict], str]:
+    """The findings by name, and the error that it ends with."""
+    out = io.StringIO()
+    try:
+        call_command("jobs", "doctor", *args, "--json", stdout=out)
+        error = ""
+    except CommandError as exc:
+        error = str(exc)
+    return {each["what"]: each for each in json.loads(out.getvalue())["findings"]}, error
+
+
+@pytest.mark.core
+def test_all_is_well():
+    with Worker():
+        found, error = examine("--timeout", "20")
+        out = io.StringIO()
+        call_command("jobs", "doctor", stdout=out)
+    assert error == ""
+    assert set(found) == {"database 'default'", "settings", "broker", "locks", "rings of 'default'", "workers", "probe"}
+    assert all(each["is_well"] for each in found.values())
+    assert [line.split()[0] for line in out.getvalue().splitlines()] == ["ok"] * 7
+    assert set(Job.objects.values_list("state", flat=True)) == {"succeeded"}
+
+
+def test_no_worker(monkeypatch):
+    monkeypatch.setattr(maintain, "SOON", 0.3)
+    found, error = examine()
+    assert "2 of 7 things" in error
+    assert found["workers"]["says"] == "none is alive"
+    assert "No worker is alive" in found["probe"]["says"]
+    assert "within 0.3" in found["probe"]["says"]
+    assert Job.objects.get().state == "cancelled"
+
+
+def test_a_paused_queue_and_no_probe():
+    queues.pause("mail")
+    found, _ = examine("--queue", "mail")
+    assert found["probe"]["cure"] == "manage.py jobs resume mail"
+    assert not Job.objects.exists()
+    found, _ = examine("--no-probe")
+    assert "probe" not in found
+
+
+@pytest.mark.slow
+def test_a_broker_that_is_away(use_broker):
+    use_broker(f"redis://127.0.0.1:{free_port()}/0")
+    found, _ = examine("--no-probe")
+    assert not found["broker"]["is_well"]
+    assert "cannot be reached" in found["broker"]["says"]
+    assert "Jobs run without it" in found["broker"]["says"]
+
+
+def test_rings_that_are_not_heard(monkeypatch):
+    monkeypatch.setattr(ring, "hears", lambda alias: False)
+    said = examine("--no-probe")[0]["rings of 'default'"]
+    # A job is found nevertheless.
+    assert said["is_well"]
+    if connection.vendor == "postgresql":
+        assert "are not heard" in said["says"]
+        assert "until a worker looks" in said["says"]
+
+
+def test_a_copied_database():
+    Instance.objects.update_or_create(pk=1, defaults={"mark": "another"})
+    found, error = examine()
+    assert list(found) == ["database 'default'"]
+    assert "jobs adopt" in found["database 'default'"]["cure"]
+    assert "1 of 1" in error
+
+
+def test_a_queue_that_nobody_works_on():
+    let_beat(make_node())
+    make("ready", queue="nobody", age=600)
+    found, error = examine("--no-probe")
+    assert "nobody: the oldest ready job has waited" in found["attention"]["says"]
+    assert not found["attention"]["is_well"]
+    assert error
+    with pytest.raises(CommandError, match="--timeout has to be above 0"):
+        call_command("jobs", "doctor", "--timeout", "0")
+
+
+def test_what_is_worth_a_look_and_no_fault_is_a_note(monkeypatch):
+    queues.pause("mail", "ada")
+    let_beat(make_node())
+    make("ready", queue="nobody", age=600)
+    monkeypatch.setattr(ring, "hears", lambda alias: False)
+    out = io.StringIO()
+    with pytest.raises(CommandError):
+        call_command("jobs", "doctor", "--no-probe", stdout=out, no_color=True)
+    lines = out.getvalue().splitlines()
+    assert any(line.startswith("note  the queue mail is paused by ada") for line in lines), lines
+    assert any(line.startswith("WRONG nobody: the oldest ready job has waited") for line in lines)
+    assert any(line.startswith("ok    settings: ") for line in lines)
+    if connection.vendor == "postgresql":
+        assert any(line.startswith("note  rings of 'default': are not heard") for line in lines)

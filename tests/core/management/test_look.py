@@ -1,0 +1,109 @@
+"""``manage.py jobs list|show|nodes``."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import uuid
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from jobs import __version__
+from jobs.models import Job
+from tests import tasks
+from tests.helpers.harness import Worker, wait_ended
+from tests.helpers.rows import ERROR, let_beat, make, make_node
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def run(*args: str) -> str:
+    out = io.StringIO()
+    call_command("jobs", *args, stdout=out)
+    return out.getvalue()
+
+
+def test_list_is_of_the_newest_and_says_that_there_are_more():
+    jobs = [make("ready", age=age) for age in (30, 10, 20)] + [make("failed", age=40)]
+    lines = run("list", "--limit", "3").splitlines()
+    assert [line.split()[0] for line in lines[1:4]] == [str(jobs[index].pk) for index in (1, 2, 0)]
+    assert lines[4] == "and more: --limit 6"
+    lines = run("list", "--state", "failed").splitlines()
+    assert len(lines) == 2
+    assert lines[1].startswith(str(jobs[3].pk))
+    assert lines[1].endswith("ValueError: no")
+    [found] = json.loads(run("list", "--state", "failed", "--json"))
+    assert (found["id"], found["error"]["type"], found["database"]) == (str(jobs[3].pk), "ValueError", "default")
+    assert run("list", "--task", "tests.tasks.noop") == "There is no such job.\n"
+    with pytest.raises(CommandError, match="--limit"):
+        run("list", "--limit", "0")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("verb", ["list", "status", "nodes"])
+def test_a_table_is_for_people_on_a_terminal_and_plain_in_a_pipe(verb, monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+    job = make("running", task="[red]shop.mail[/red]")
+    let_beat(job.node)
+    looks = {}
+    for name, out, options in (("terminal", Terminal(), {}), ("plain", Terminal(), {"no_color": True})):
+        call_command("jobs", verb, stdout=out, **({"force_color": True} if name == "terminal" else options))
+        looks[name] = out.getvalue()
+    with pytest.MonkeyPatch.context() as without:
+        without.setitem(sys.modules, "rich.box", None)
+        call_command("jobs", verb, stdout=(out := Terminal()), force_color=True)
+        looks["without rich"] = out.getvalue()
+    assert "\x1b[" in looks["terminal"]
+    assert "─" in looks["terminal"]
+    for look in (looks["plain"], looks["without rich"], run(verb)):
+        assert "\x1b[" not in look
+        assert "─" not in look
+    if verb == "list":
+        assert str(job.pk) in looks["terminal"]
+        assert "[red]" in looks["terminal"], "what a job says is no markup"
+
+
+def test_show_has_everything():
+    job = make("failed", args=[1, {"a": "b"}], errors=[{**ERROR, "traceback": "Traceback\n  line"}], retries=2)
+    text = run("show", str(job.pk))
+    for words in (str(job.pk), job.task, "[1, {'a': 'b'}]", "ValueError, attempt 1", "Traceback\n  line"):
+        assert words in text
+    found = json.loads(run("show", str(job.pk), "--json"))
+    assert (found["args"], found["retries"], found["errors"][0]["message"]) == ([1, {"a": "b"}], 2, "no")
+    for text in "7", "{}":
+        with pytest.raises(CommandError, match="no valid UUID"):
+            run("show", text)
+    with pytest.raises(CommandError, match="jobs why"):
+        run("show", str(uuid.uuid4()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", [None, "shop-2.4"])
+def test_nodes_of_a_real_worker(settings, version):
+    settings.JOBS = {**settings.JOBS, "VERSION": version}
+    with Worker(concurrency=3) as worker:
+        wait_ended(tasks.noop.delay().id)
+        [found] = json.loads(run("nodes", "--json"))
+        assert (found["id"], found["alive"], found["queues"]) == (str(worker.node.pk), True, ["celery"])
+        assert (found["version"], found["pool"], found["concurrency"]) == (version or __version__, "prefork", 3)
+        assert "prefork 3" in run("nodes")
+
+
+def test_nodes_that_are_silent():
+    with pytest.raises(CommandError, match="No worker is alive"):
+        run("nodes")
+    node = make_node()
+    out = io.StringIO()
+    with pytest.raises(CommandError, match="No worker is alive"):
+        call_command("jobs", "nodes", stdout=out)
+    assert "(silent)" in out.getvalue()
+    let_beat(node)
+    run("nodes")
+    assert not Job.objects.exists()

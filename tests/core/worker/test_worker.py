@@ -1,0 +1,220 @@
+"""What a worker checks before it starts, and what its log lines say."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import uuid
+
+import pytest
+from celery import current_app
+from celery.concurrency.prefork import _is_ack_callback
+from django.conf import settings
+from django.core.checks import run_checks
+from django.db import connection
+from kombu import Message
+from vine import promise
+
+from jobs.conf import syncpoints
+from jobs.conf.logs import log
+from jobs.inspection import census, why
+from jobs.models import Node
+from jobs.worker.broker import _despite_leftovers
+from tests import tasks
+from tests.helpers.harness import ROOT, Worker, environment, wait_ended
+from tests.helpers.servers import accepts, wait_for
+from tests.models import Effect
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def start(*options: str, **env: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "celery", "-A", "shop", "worker", "-l", "INFO", "-c", "1", *options]
+    return subprocess.run(command, cwd=ROOT, env=environment(**env), capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.slow
+@pytest.mark.core
+def test_a_main_process_that_hangs_at_its_very_end_ends():
+    """After all was handed back and signed off: billiard joins a pool process that was started during the stop."""
+    with Worker(concurrency=1, JOBS_TEST_HANGS_AT_EXIT="1") as worker:
+        wait_ended(tasks.effect.delay("a").id)
+        worker.process.terminate()
+        assert worker.process.wait(20) == 0
+    assert not Node.objects.filter(dead_at=None).exists()
+
+
+@pytest.mark.slow
+def test_a_worker_refuses_unknown_settings():
+    done = start(JOBS_TEST_SETTINGS=json.dumps({"RELAI": 1}))
+    assert done.returncode != 0
+    assert "jobs.E001" in done.stdout + done.stderr
+    assert "RELAI" in done.stdout + done.stderr
+
+
+@pytest.mark.skipif(connection.vendor != "sqlite", reason="SQLite's own")
+def test_a_worker_refuses_sqlite_without_immediate_transactions(settings):
+    database = settings.DATABASES["default"]
+    options = database["OPTIONS"]
+    settings.DATABASES = {"default": {**database, "OPTIONS": {**options, "transaction_mode": "DEFERRED"}}}
+    assert "jobs.E002" in {message.id for message in run_checks()}
+    settings.DATABASES = {"default": database}
+    assert "jobs.E002" not in {message.id for message in run_checks()}
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"HEARTBEAT": 10, "DEAD_AFTER": 12}, "three times"),
+        ({"HEARTBEAT": "3"}, "number"),
+        ({"BATCH": 1.5}, "whole number"),
+        ({"POLL_INTERVAL": -1}, "above 0"),
+        ({"RETENTION": "7 days"}, "number"),
+        ({"DATABASES": "default"}, "list"),
+        ({"DATABASES": ["nowhere"]}, "nowhere"),
+        ({"DATABASES": []}, "at least one"),
+        ({"INSTANCE": ""}, "name"),
+        ({"TRACE": "parent"}, "'link' or 'child'"),
+        ({"VERSION": "4" * 40}, "at most 32"),
+    ],
+)
+def test_an_unusable_setting_is_an_error_that_names_the_cure(settings, given, text):
+    settings.JOBS = given
+    [message] = [message for message in run_checks() if message.id == "jobs.E001"]
+    assert text in message.msg
+
+
+def test_log_lines_carry_job_task_and_node_as_fields(caplog):
+    class FakeJob:
+        pk, task, queue, node_id, lease = "id", "t", "q", "n", 4
+        _state = type("S", (), {"db": "default"})
+
+    with caplog.at_level(logging.INFO, "jobs"):
+        log(logging.INFO, FakeJob(), "succeeded", "succeeded")
+    [record] = caplog.records
+    assert (record.job, record.task, record.node, record.action, record.lease) == ("id", "t", "n", "succeeded", 4)
+
+
+def test_a_stopped_worker_signs_off():
+    with Worker(concurrency=1) as worker:
+        wait_ended(tasks.noop.delay().id)
+        assert worker.stop() == 0
+        assert Node.objects.get(pk=worker.node.pk).dead_at is not None
+
+
+@pytest.mark.slow
+def test_a_worker_without_its_tables_says_so_and_can_be_stopped(tmp_path):
+    env = {"DATABASE_URL": f"sqlite:///{tmp_path}/empty.sqlite3"}
+    with Worker(concurrency=1, wait=False, **env) as worker:
+        wait_for(lambda: "run manage.py migrate" in worker.text(), 20, "the cure is named")
+        worker.process.terminate()
+        worker.process.wait(15)
+        assert worker.text().count("run manage.py migrate") < 8, "not again and again"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(settings.CELERY_BROKER_URL != "jobs://", reason="the broker without a server")
+def test_celery_commands_work_without_django_being_set_up():
+    with Worker(concurrency=1) as worker:
+        command = [sys.executable, "-m", "celery", "-A", "shop", "status", "--timeout", "3"]
+        done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert worker.directory.name in done.stdout
+
+
+@pytest.mark.slow
+def test_a_revoked_job_is_cancelled(tmp_path):
+    started, gate = tmp_path / "started", tmp_path / "gate"
+    with Worker(concurrency=1) as worker:
+        blocker = tasks.waits.delay("blocker", str(started), str(gate))
+        wait_for(started.exists, 20, "the only child is busy")
+        victim = tasks.effect.delay("victim")
+        current_app.control.revoke(victim.id)
+        wait_for(lambda: "revoked" in worker.text(), 20, "the revoke arrived")
+        gate.touch()
+        wait_ended(blocker.id)
+        [job] = wait_ended(victim.id)
+    assert (job.state, job.error["type"]) == ("cancelled", "Revoked")
+
+
+@pytest.mark.slow
+def test_celerys_own_signals_are_sent_around_jobs(tmp_path):
+    path = tmp_path / "signals"
+    with Worker(concurrency=1, JOBS_TEST_CELERY_SIGNALS=str(path)):
+        jobs = [tasks.effect.delay("done"), tasks.raises.delay("no"), tasks.retries.delay("again", 1)]
+        wait_ended(*[job.id for job in jobs])
+        child = Effect.objects.get(key="done").pid
+    heard = [json.loads(line) for line in path.read_text().splitlines()]
+    assert {line["pid"] for line in heard} == {child}
+    done, failed, again = ([line["signal"] for line in heard if line["id"] == job.id] for job in jobs)
+    assert done == ["task_prerun", "task_success", "task_postrun"]
+    assert failed == ["task_prerun", "task_failure", "task_postrun"]
+    assert again == ["task_prerun", "task_retry", "task_postrun", *done]
+
+
+@pytest.mark.slow
+def test_a_worker_that_stops_says_so(tmp_path):
+    started, gate = tmp_path / "started", tmp_path / "gate"
+    with Worker(concurrency=1) as worker:
+        result = tasks.waits.delay("last", str(started), str(gate))
+        wait_for(started.exists, 20, "it runs")
+        [node] = census.gather(live=True)["nodes"]
+        assert (node["alive"], node["stopping"]) == (True, False)
+        worker.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: census.gather(live=True)["nodes"][0]["stopping"], 20, "it says that it stops")
+        waiting = tasks.effect.delay("waits")
+        assert census.gather(live=True)["queues"][current_app.conf.task_default_queue]["workers"] == 0
+        [reason] = [each for each in why.explain(uuid.UUID(waiting.id))[1] if each.code == "no_worker"]
+        assert "was told to stop" in reason.says
+        gate.touch()
+        wait_ended(result.id)
+        worker.process.wait(30)
+
+
+@pytest.mark.slow
+def test_a_worker_whose_main_process_is_killed_did_not_stop_in_good_order():
+    with Worker() as worker:
+        node = Node.objects.get(dead_at=None)
+        os.kill(worker.process.pid, signal.SIGKILL)
+        wait_for(lambda: Node.objects.get(pk=node.pk).dead_at, 20, "its companion declares it dead")
+        assert not Node.objects.get(pk=node.pk).signed_off
+
+
+def test_sync_points_are_disarmed_unless_a_test_arms_them():
+    assert syncpoints._hook is None
+    seen: list[str] = []
+    syncpoints.arm(seen.append)
+    syncpoints.reach("before_commit")
+    assert seen == ["before_commit"]
+
+
+STARTER = """
+import sys, time
+from tests.helpers.servers import Redis
+server = Redis()
+print(server.port, server.process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_server_dies_with_the_process_that_started_it(redis_server):
+    from jobs.lifecycle.board import is_alive
+
+    starter = subprocess.Popen([sys.executable, "-c", STARTER], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert starter.stdout is not None
+    port, pid = map(int, starter.stdout.readline().split())
+    assert accepts(port)
+    starter.kill()
+    starter.wait()
+    wait_for(lambda: not is_alive(pid) and not accepts(port), 10, "the server died")
+
+
+def test_the_pool_knows_our_acknowledgements():
+    """While it stops it lets out only what it takes for one, and keeps the others until all bodies have ended."""
+    message = Message(body="", channel=None)
+    for action in (message.ack_log_error, message.reject_log_error):
+        assert _is_ack_callback(promise(_despite_leftovers(action)))

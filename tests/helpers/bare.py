@@ -1,0 +1,13 @@
+"""Settings of a project that has the core alone: the example needs the extensions.
+
+The tables are those of the models that are there, whatever the migrations would make.
+"""
+
+from importlib.util import find_spec
+
+from tests.settings import *  # noqa: F403
+from tests.settings import INSTALLED_APPS
+
+INSTALLED_APPS = [app for app in INSTALLED_APPS if not app.startswith("shop") and find_spec(app)]
+MIGRATION_MODULES = {"jobs": None}
+ROOT_URLCONF = "tests.helpers.bare_urls"
