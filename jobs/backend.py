@@ -26,7 +26,6 @@ from jobs.calling.raised import exception_of
 from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.lifecycle import ring
-from jobs.lifecycle.run import claimed
 from jobs.models import ENDED, LIVE, WAITING, Job, State
 from jobs.models.values import as_uuid, decoded, jsonable
 from jobs.store import databases, stored
@@ -51,6 +50,8 @@ _DECIDED = {*states.READY_STATES, states.RETRY, states.PENDING}
 class Backend(BaseBackend):
     """Results of jobs are their rows, and are kept as long; ``result_expires`` is for results of other tasks."""
 
+    #: A run has nothing to tell (``jobs.execution.tracer``).
+    reads_rows = True
     supports_native_join = True
     #: The worker prunes what has expired: nobody needs ``celery.backend_cleanup``.
     supports_autoexpire = True
@@ -64,13 +65,10 @@ class Backend(BaseBackend):
     def store_result(
         self, task_id: str, result: Any, state: str, traceback: Any = None, request: Any = None, **kwargs: Any
     ) -> Any:
-        """What Celery's tracer says of a job is in its row already. ``update_state`` is stored, for this run."""
-        if (given := claimed.get()) is not None and given[0].task_id == task_id:
-            # Celery has not called the task yet.
-            return result
+        """What Celery would say of a job is in its row already. ``update_state`` is stored, for this run."""
         job = None
         if run := getattr(request, "jobs_run", None):
-            job = run.job
+            job, run.tells_backend = run.job, True
         elif getattr(request, "id", None) != task_id:
             # The caller may be a thread of the job's body. A request of this very id is a stock task's: it has no row.
             job = self._jobs([task_id]).get(as_uuid(task_id))
@@ -220,7 +218,7 @@ class Backend(BaseBackend):
             replaced = [job for job in jobs if isinstance(job.options, dict) and job.options.get("replaced")]
             for job in replaced:
                 if job.replay_of is None:
-                    # The replacement has no row yet. If a step before it failed, ``_fail_chain`` has stored that.
+                    # The replacement has no row yet. If a step before it failed, ``fail_chain`` has stored that.
                     del found[job.pk]
             places = {job.replay_of: job.pk for job in replaced if job.replay_of}
             if places:

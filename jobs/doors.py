@@ -75,6 +75,9 @@ class Extension:
     def disown(self, using: str) -> None:
         """All jobs of a copy of a database are cancelled: forget what would run, or be called, all the same."""
 
+    def find(self, job: Any) -> Any:
+        """The task of a claimed job is not registered in this process: import it, or None. It may raise anything."""
+
     # A run
 
     def around(self, run: Any) -> AbstractContextManager[Any]:
@@ -89,9 +92,6 @@ class Extension:
 
     def ended(self, job: Any, error: Mapping[str, Any]) -> Callable[[], None] | None:
         """A job is about to end without success, whoever ends it: what is to be written in the transaction of that."""
-
-    def settled(self, run: Any) -> None:
-        """The run is settled. Celery's tracer goes on from here, and must not do once more what is written."""
 
     #: What counts the parts of a chord (``chords.py`` of the canvas) for the result backend.
     chords: Any

@@ -64,10 +64,6 @@ class NotSettled(Ignore):
     """There was no database to claim or to settle this run: its node gives the job back when there is one again."""
 
 
-class NotBegun(Exception):
-    """Celery says that the task is done, and its body was never called. Too often ends the job ``failed``."""
-
-
 class EffectParked(Exception):
     """An external call may have happened; a person has to say. The job ends ``failed``, whatever ``autoretry_for``."""
 

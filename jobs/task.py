@@ -24,6 +24,7 @@ from jobs.arguments import normalize
 from jobs.calling import calls, following, outbox
 from jobs.calling.options import check_call, check_declaration
 from jobs.conf import conf, is_eager, problems, sentry, task_options
+from jobs.conf.celery_release import dump_arguments
 from jobs.errors import EffectParked, Replaced, UniqueTaken
 from jobs.execution import pipeline
 from jobs.idempotency import locks
@@ -125,9 +126,9 @@ class Task(celery.Task):
     key_templates: ClassVar[dict[str, KeyTemplate]] = {}
 
     #: For kinds of tasks: what the process does when a run of the job is over, outside of its transaction.
-    _run_over: Any = None
+    run_over: Any = None
 
-    #: The ``__call__`` of a base class of the project: a part of the body.
+    #: The ``__call__`` of a base class of the project, which a run calls in place of ``run``.
     own_call: ClassVar[Callable[..., Any] | None] = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -153,11 +154,8 @@ class Task(celery.Task):
             cls.declared_wrong = type(exc)(f"{cls.name}: {exc}")
             raise cls.declared_wrong from None
         own: Any = cls.__call__
-        if own is not Task.__call__ and not hasattr(own, "begins_runs"):
-            cls.own_call, cls.__call__ = own, _beginning(own)  # type: ignore[method-assign]
-        # What workers of this app run of ours, by name, as Celery takes it: no other process needs it.
-        app.steps["worker"].add("jobs.worker.steps:NodeStep")
-        app.steps["consumer"].add("jobs.worker.broker:ConsumerStep")
+        if own is not Task.__call__ and not hasattr(own, "receives"):
+            cls.own_call, cls.__call__ = own, _receiving(own)  # type: ignore[method-assign]
         following.install(app)
 
     @classmethod
@@ -250,23 +248,24 @@ class Task(celery.Task):
             django.db.IntegrityError: a ``task_id`` that a job already has.
         """
         options |= {"task_id": task_id, "link": link, "link_error": link_error, "shadow": shadow}
+        retry_of = self._run if options.pop("is_retry", False) else None
         if not (is_stock := self.is_stock()):
             check_call(options)
         if is_stock or is_eager(self._get_app()):
             return super().apply_async(args, kwargs, producer=producer, **options)
-        return self._record(args, kwargs, using=using, **options)
+        return self._record(args, kwargs, using, retry_of, **options)
 
     @sentry.traced
-    def _record(self, args: Any, kwargs: Any, using: str | None, **options: Any) -> AsyncResult:
-        app, run, task_id = self._get_app(), self._run, options["task_id"]
-        if run is not None and task_id == run.request.id:
-            # Task.retry(); an adopted message may have an exchange that is not known here.
-            options.setdefault("queue", run.job.queue)
+    def _record(self, args: Any, kwargs: Any, using: str | None, retry_of: Run | None, **options: Any) -> AsyncResult:
+        app, task_id = self._get_app(), options["task_id"]
+        if retry_of is not None:
+            # An adopted message may have an exchange that is not known here.
+            options.setdefault("queue", retry_of.job.queue)
         call = self._compose(args, kwargs, options)
         self._set_unique_key(call)
-        if run is not None and task_id == run.job.task_id and call.retries == run.job.retries + 1:
-            # Task.retry() sends this very job again: here it only notes what the settle will write.
-            run.planned.append(call)
+        if retry_of is not None:
+            # Nothing is sent. The settle of that run writes it, after the rollback.
+            retry_of.planned.append(call)
             return self._results([call], [call], options)[0]
         try:
             alias = outbox.alias_of(using)
@@ -332,8 +331,7 @@ class Task(celery.Task):
         given = dict(options)
         if said is None:
             given["shadow"] = given.get("shadow") or self.shadow_name(args, kwargs, given)
-        if self._dump_pydantic_arguments is not None:
-            args, kwargs = self._dump_pydantic_arguments(args, kwargs)
+        args, kwargs = dump_arguments(self, args, kwargs)
         # What follows a job is written with it, however long its result is.
         plain = normalize(args, kwargs, conf().MAX_ARGS_BYTES if outbox.following.get() is None else None)
         job = calls.compose(self._get_app(), said or self._terms(args, kwargs, given), *plain)
@@ -454,6 +452,8 @@ class Task(celery.Task):
             raise cause
         if self._run is not None:
             self._run.retries_itself = True
+            # By this ``apply_async`` knows that there is nothing to send.
+            options["is_retry"] = True
         return super().retry(args, kwargs, exc, **options)
 
     def on_replace(self, sig: Any) -> Any:
@@ -465,13 +465,13 @@ class Task(celery.Task):
         raise Replaced(sig)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._is_given():
-            return pipeline.run(self, self.request_stack.top, args, kwargs)
+        if self._is_message():
+            return pipeline.receive(self, self.request_stack.top, args, kwargs)
         with _apart():
             return super().__call__(*args, **kwargs)
 
-    def _is_given(self) -> bool:
-        """Whether this is the outermost call of what a worker was given: a claimed job, or a message by name.
+    def _is_message(self) -> bool:
+        """Whether Celery's worker calls it, for a message by name. A run calls the body itself.
 
         Everything else is a plain call: from Python, from ``apply()``, from a body that calls itself.
         """
@@ -479,26 +479,18 @@ class Task(celery.Task):
         is_direct = request is None or request.called_directly or request.is_eager
         return not is_direct and request.jobs_run is None and not self.is_stock()
 
-    @property
-    def body(self) -> Callable[..., Any]:
-        """What a run calls: the task's function, or the ``__call__`` of a base class around it."""
-        return self.run if self.own_call is None else self.own_call
 
-
-def _beginning(own: Callable[..., Any]) -> Callable[..., Any]:
-    """The ``__call__`` of a task whose base class has one: what Celery calls begins a run, and ``own`` is in its body.
-
-    So a run does not depend on what ``own`` calls: ``super()``, or ``self.run()``.
-    """
+def _receiving(own: Callable[..., Any]) -> Callable[..., Any]:
+    """The ``__call__`` of a task whose base class has one: a message by name becomes a job before ``own`` is called."""
 
     @wraps(own)
     def call(self: Task, *args: Any, **kwargs: Any) -> Any:
-        if self._is_given():
+        if self._is_message():
             return Task.__call__(self, *args, **kwargs)
         with _apart():
             return own(self, *args, **kwargs)
 
-    call.begins_runs = True  # type: ignore[attr-defined]
+    call.receives = True  # type: ignore[attr-defined]
     return call
 
 

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from celery import Celery
+from celery.app.task import Context
 from celery.utils.nodenames import anon_nodename
 from celery.utils.saferepr import saferepr
 
@@ -21,8 +22,8 @@ _EMBEDDED = {"callbacks": "link", "errbacks": "link_error", "chain": "chain", "c
 _NOTHING = dict.fromkeys(_EMBEDDED)
 
 
-def make(job: Job, task: Any, app: Celery, hostname: str) -> dict[str, Any]:
-    """The request of a claimed job, as Celery's worker hands it to its tracer, but for what follows it.
+def make(job: Job, task: Any, app: Celery, hostname: str) -> Context:
+    """The request of a claimed job, as Celery's tracer makes it of a message, but for what follows it.
 
     It differs from a message's in this: there is no delivery tag, ``redelivered`` says that an earlier run was given
     back, and ``retries``, ``eta`` and ``expires`` are those of the row.
@@ -30,7 +31,7 @@ def make(job: Job, task: Any, app: Celery, hostname: str) -> dict[str, Any]:
     options = job.options
     headers = headers_of(job, app, options, task)
     own, reply_to, priority = options.get("headers"), options.get("reply_to", ""), job.priority or 0
-    made = {
+    made: dict[str, Any] = {
         **headers,
         **(own or {}),
         "properties": {"correlation_id": headers["id"], "reply_to": reply_to, "priority": priority},
@@ -46,11 +47,15 @@ def make(job: Job, task: Any, app: Celery, hostname: str) -> dict[str, Any]:
         "args": decoded(job.args),
         "kwargs": decoded(job.kwargs),
         "is_eager": False,
+        "called_directly": False,
+        **_NOTHING,
     }
     if own and conf().REDACT is not None:
         # Those of a call by name came with the message.
         made |= {name: headers[name] for name in TEXTS}
-    return {**made, "headers": own} if own else made
+    if own:
+        made["headers"] = own
+    return Context(made)
 
 
 def headers_of(job: Job, app: Celery, options: Mapping[str, Any], task: Any = None) -> dict[str, Any]:
@@ -68,7 +73,7 @@ def headers_of(job: Job, app: Celery, options: Mapping[str, Any], task: Any = No
         "id": job.task_id,
         "shadow": options.get("shadow"),
         "eta": _iso(job.run_at) if options.get("eta") else None,
-        "expires": _iso(job.expires_at),
+        "expires": job.expires_at and _iso(job.expires_at),
         "group": options.get("group_id"),
         "group_index": options.get("group_index"),
         "retries": job.retries,

@@ -14,7 +14,8 @@ from typing import Any
 #: With these releases the tests are run.
 TESTED = {"celery": "5.7", "kombu": "5.7", "billiard": "4.3"}
 
-#: The name, its first parameters (of what is no function: ``-``), the file here, and what it is used for.
+#: The name, the release since which it is there (before, ``jobs/conf/celery_release.py`` does without it), its first
+#: parameters (of what is no function: ``-``), the file here, and what it is used for.
 PRIVATE = """
 billiard.pool:Worker._make_child_methods self loads     | pool.py: a process waits for its pipe or the bell
 billiard.pool:Worker.wait_for_job -                     | pool.py: what a process does between two stock tasks
@@ -64,13 +65,16 @@ celery.worker.consumer:Consumer.on_connection_error_after_connected self exc | b
 celery.worker.consumer:Consumer.shutdown self           | broker.py: a broker that says nothing ends no stop
 celery.app.task:Task._get_app                           | task.py: the app that a task is bound to
 celery.app.task:Task._get_exec_options self             | task.py: the options of a call
-celery.app.task:Task._dump_pydantic_arguments -         | task.py: arguments that are pydantic models
+celery.app.task:Task._dump_pydantic_arguments@5.7 -     | celery_release.py: arguments that are pydantic models
 celery.local:Proxy._get_current_object self             | backend.py: the app itself, behind current_app
-celery.app.trace:build_tracer name task loader hostname | runner.py: Celery's tracer runs the body
+celery.app.trace:TraceInfo.handle_error_state self task req | tracer.py: what Celery is told of a failure and a retry
+celery.app.trace:TraceInfo.handle_ignore self task req  | tracer.py: the same, of a job that was ended or put off
+celery.app.trace:TraceInfo.handle_reject self task req  | tracer.py: the same, of what the body rejects
+celery._state:push_current_task -                       | tracer.py: the task that runs
 celery.backends.base:Backend._get_result_meta self result state traceback request | backend.py: what a result is made of
 celery.backends.base:Backend._ensure_not_eager self     | backend.py: a result of an eager call has no row
 celery.backends.base:Backend._sleep self amount         | backend.py: between two looks for a result
-celery.backends.base:Backend._fail_chain self chain exc | followups.py: a chain whose end was decided outside the body
+celery.backends.base:Backend._fail_chain@5.7 self chain exc | celery_release.py: a chain that was ended
 kombu.transport.virtual:Channel._get_message_priority self message | transport.py: the order of messages
 kombu.transport.virtual:Transport._deliver self message queue | transport.py: a message that came
 kombu.transport.virtual:Channel._active_queues -        | transport.py: the queues that are consumed
@@ -81,6 +85,7 @@ django.core.cache.backends.locmem:_caches -             | crashtest/recorder.py:
 django.core.cache.backends.locmem:_expire_info -        | crashtest/recorder.py: the same
 django.db.backends.base.base:BaseDatabaseWrapper._nodb_cursor self | copies.py: copies of a database
 django.db.backends.base.base:BaseDatabaseWrapper._savepoint self sid | postgresql.py: the first one is not sent
+django.db.models.constraints:UniqueConstraint._get_condition_sql self model schema_editor | mysql.py: the condition of what stands for it
 django.db.backends.base.base:BaseDatabaseWrapper._savepoint_commit self sid | postgresql.py: the same
 django.db.backends.base.base:BaseDatabaseWrapper._savepoint_rollback self sid | postgresql.py: the same
 django.db.backends.base.base:BaseDatabaseWrapper._rollback self | databases.py: back to the beginning
@@ -94,7 +99,14 @@ def entries() -> Iterator[tuple[str, list[str] | None, str]]:
     for line in PRIVATE.strip().splitlines():
         left, _, purpose = line.partition("|")
         name, *parameters = left.split()
+        name, _, since = name.partition("@")
+        if since and _release(version(name.partition(".")[0])) < _release(since):
+            continue
         yield name, None if parameters == ["-"] else parameters, purpose.strip()
+
+
+def _release(text: str) -> list[int]:
+    return [int(number) for number in text.split(".")[:2]]
 
 
 def missing() -> list[str]:

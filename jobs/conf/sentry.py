@@ -22,6 +22,17 @@ def traced(call: Call) -> Call:
     return around  # type: ignore[return-value]
 
 
+def around(step: str, task: Any, call: Any) -> Any:
+    """Wrap a step of a run as Sentry wraps that step of Celery's tracer, for which it patches ``build_tracer``.
+
+    Parameters:
+        step: ``_wrap_tracer``, the whole run, for its scope and transaction; or ``_wrap_task_call``, for its span, and
+            for the event of what it raises.
+    """
+    wrap = getattr(sys.modules.get("sentry_sdk.integrations.celery"), step, None)
+    return call if wrap is None else wrap(task, call)
+
+
 @contextmanager
 def silent(is_wanted: bool) -> Iterator[None]:
     """Let it make no event of what is logged in the block, if its Celery integration makes one of the exception."""

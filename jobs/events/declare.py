@@ -144,7 +144,7 @@ class Handler(Task):
     #: Columns of its ``Subscription``, as the code says them.
     subscribes: dict[str, Any] | None = None
 
-    def _run_over(self, job: Job) -> None:
+    def run_over(self, job: Job) -> None:
         order.release_next(job)
 
     @property

@@ -1,6 +1,7 @@
-"""The pipeline of a run, to be read from top to bottom: body in its transaction, completion, settle.
+"""The pipeline of a run, to be read from top to bottom: begin, body in its transaction, completion, settle, tell.
 
-The job was claimed before (``jobs.worker.runner``).
+The job was claimed before (``jobs.worker.runner``). A ``Run`` is handed from step to step. A step that ends the run
+raises, or returns, what Celery is told (``jobs.execution.tracer``).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import random
 import time
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
@@ -19,15 +21,17 @@ from django.db.utils import DataError, Error, IntegrityError, ProgrammingError
 
 from jobs import extensions, store
 from jobs.calling import calls, request
+from jobs.conf import sentry
+from jobs.conf.logs import log
 from jobs.conf.syncpoints import reach
 from jobs.errors import LostLease, Replaced
-from jobs.execution import settlement
+from jobs.execution import settlement, tracer
 from jobs.idempotency import markers
 from jobs.idempotency.keys import fingerprint
 from jobs.idempotency.locks import lock, wake_left
 from jobs.lifecycle import completion, transitions
-from jobs.lifecycle.board import board
-from jobs.lifecycle.run import RECONNECT, Run, claimed, running
+from jobs.lifecycle.board import BODY, NAMED, board
+from jobs.lifecycle.run import RECONNECT, Run, current
 from jobs.models import Job
 from jobs.models.values import decoded, safe_repr
 from jobs.store import databases
@@ -40,32 +44,67 @@ RERUNS = (0.02, 0.1, 0.5, 2.0)
 NEWER_PAUSE = 5.0
 
 
-def run(task: Any, context: Any, args: Any, kwargs: Any) -> Any:
-    """Run a claimed job; what it returns or raises is for Celery, after the settle. A message by name gets its row."""
-    given = claimed.get()
-    claimed.set(None)
-    if given is None:
-        return _receive(task, context, args, kwargs)
-    job, slot = given
-    with settlement.unmasked():
-        run = context.jobs_run = Run(task, context, job, slot)
-        reach("after_claim")
+def run(run: Run) -> None:
+    """Run a claimed job, whose request was made: ``run.state`` and ``run.told`` say what came of it."""
+    request = run.request
+    request.jobs_run = run
+    try:
+        traced = sentry.around("_wrap_tracer", run.task, partial(_traced, run))
+        traced(request.id, request.args, request.kwargs, request)
+    except Exception as exc:
+        settlement.let_end(exc)
+        log(logging.ERROR, run.job, "ended unexpectedly", "run_broken", exc_info=exc)
+        run.told = run.told or exc
+        tracer.tell_broken(run, exc)
+
+
+def _traced(run: Run, *given: Any) -> None:
+    """The run, and what Celery is told of it."""
+    tracer.enter(run)
+    try:
         try:
-            with extensions.around("around", run):
-                if calls.is_newer(job.options):
-                    settlement.write(run, lambda: transitions.hand_back(job, NEWER_PAUSE))
-                    run.report(logging.WARNING, "left to the workers of a later release", "handed_back")
-                    raise Ignore()
-                run.log(logging.DEBUG, "started", "started")
-                with running(run):
-                    return _holding_lock(run)
-        finally:
-            if run.released:
-                wake_left(run)
-            databases.tidy(run.using)
+            call = sentry.around("_wrap_task_call", run.task, partial(_call, run))
+            run.result = call()
+        except Exception as exc:
+            tracer.tell(run, exc)
+        else:
+            tracer.tell_success(run)
+    finally:
+        tracer.leave(run)
 
 
-def _receive(task: Any, context: Any, args: Any, kwargs: Any) -> Any:
+def _call(run: Run) -> Any:
+    """From the begin to the settle; what it returns or raises is what Celery is told."""
+    job, request = run.job, run.request
+    try:
+        try:
+            tracer.begin(run)
+        except Exception as exc:
+            settlement.settle(run, exc)
+        reach("after_claim")
+        with extensions.around("around", run):
+            if "v" in job.options and calls.is_newer(job.options):
+                settlement.write(run, lambda: transitions.hand_back(job, NEWER_PAUSE))
+                run.report(logging.WARNING, "left to the workers of a later release", "handed_back")
+                raise Ignore()
+            log(logging.DEBUG, job, "started", "started")
+            before = run.enter()
+            try:
+                return _holding_lock(run) if "lock" in run.task.key_templates else _perform(run)
+            finally:
+                current.reset(before)
+    except Exception as exc:
+        settlement.let_end(exc)
+        raise
+    finally:
+        # What follows the job is written with its end: Celery must not send it once more.
+        request.callbacks = request.errbacks = request.chain = request.chord = None
+        if run.released:
+            wake_left(run)
+        databases.tidy(run.using)
+
+
+def receive(task: Any, context: Any, args: Any, kwargs: Any) -> Any:
     """A message that no ``delay()`` of ours made gets its row, and is acknowledged after that."""
     error: Exception
     for pause in RECONNECT:
@@ -91,17 +130,14 @@ def _receive(task: Any, context: Any, args: Any, kwargs: Any) -> Any:
         # The database is away, and nothing but the message knows of this job: it goes back to the broker.
         raise Reject(str(error), requeue=True)
     context.jobs_run = False
-    return task.body(*args, **kwargs)
+    return (task.own_call or task.run)(*args, **kwargs)
 
 
 def _holding_lock(run: Run) -> Any:
-    """Hold the task's lock, if it has one, until the run is settled: the next holder sees what it committed."""
-    template = run.task.key_templates.get("lock")
-    if template is None:
-        return _perform(run)
+    """Hold the task's lock until the run is settled: the next holder sees what it committed."""
     with ExitStack() as held:
         try:
-            key = template.of(run.job.args, run.job.kwargs)
+            key = run.task.key_templates["lock"].of(run.job.args, run.job.kwargs)
             run.lock_token = held.enter_context(lock(key, ttl=run.task.lock_ttl))
         except BaseException as exc:
             return settlement.settle(run, exc, lost=isinstance(exc, Error))
@@ -152,11 +188,13 @@ def _perform(run: Run) -> Any:
             case Committed(source, struck):
                 return _tell(run, source, struck)
             case Conflict(exc) if (pause := next(pauses, None)) is not None:
-                run.log(logging.INFO, f"runs again: {exc}", "conflict")
+                log(logging.INFO, run.job, f"runs again: {exc}", "conflict")
                 # What the body held goes before it begins again.
                 del exc
                 time.sleep(random.uniform(0, pause))
                 run.planned.clear()
+                # A body may have changed what it was given.
+                run.request.update(args=decoded(run.job.args), kwargs=decoded(run.job.kwargs))
                 settlement.write(run, lambda: transitions.owns(run.job))
             # Celery's autoretry may have made a retry of a conflict: then it comes again in its time.
             case Raised(exc) | Conflict(Retry() as exc):
@@ -171,26 +209,31 @@ def _attempt(run: Run) -> Committed | Conflict | Lost | Raised:
     run.result = run.replacement = source = None
     reached, is_lost = "begin", False
     try:
-        # Each attempt has its own, and a retry those of the call: a body may change what it was given.
+        # Each attempt has its own: a body may change what it was given. So may it of the request.
         args, kwargs = decoded(job.args), decoded(job.kwargs)
-        run.request.update(args=decoded(job.args), kwargs=decoded(job.kwargs), **request.embedded(job.options))
+        if job.options:
+            run.request.update(request.embedded(job.options))
         at = store.of(using)
         # Where there is one writer the worker's processes take turns.
         with at.turn() if task.atomic else _NOTHING, transaction.atomic(using) if task.atomic else _NOTHING:
             try:
                 reached = "body"
                 at.prepare_body()
-                source = _leave_marker(run)
+                if "idempotency_key" in task.key_templates:
+                    source = _leave_marker(run)
                 if source is not None:
                     run.result = decoded(source.result)
                 else:
                     run.began = time.monotonic()
-                    with run.slot.body():
-                        try:
-                            run.result = task.body(*args, **kwargs)
-                        except Replaced as exc:
-                            run.replacement = exc.signature
-                    _check_returned(run.result)
+                    try:
+                        run.slot.enter(BODY)
+                        run.result = (task.own_call or task.run)(*args, **kwargs)
+                    except Replaced as exc:
+                        run.replacement = exc.signature
+                    finally:
+                        run.slot.enter(NAMED)
+                    if run.result is not None:
+                        _check_returned(run.result)
                 if run.planned:
                     # retry(throw=False) and a normal return.
                     raise Retry(exc=None, when=None)
@@ -198,7 +241,7 @@ def _attempt(run: Run) -> Committed | Conflict | Lost | Raised:
                 if not task.atomic:
                     # The body's work is committed: what the database refuses from now on is not its failure.
                     reached = "commit"
-                stored = settlement.storable(run, run.result)
+                stored = None if run.result is None else settlement.storable(run, run.result)
                 written = [write for look in extensions.through("completing") if (write := look(run)) is not None]
                 # With atomic=False the completion and what follows have a transaction of their own.
                 needs_own = not task.atomic and (written or databases.in_test(using))
@@ -245,8 +288,6 @@ def _tell(run: Run, source: Job | None, struck: BaseException | None) -> Any:
     """The job has succeeded; what is returned or raised is for Celery."""
     if struck is None:
         reach("after_commit")
-    for settled in extensions.through("settled"):
-        settled(run)
     if struck is not None:
         text = f"succeeded although {type(struck).__name__} was raised at its commit"
         run.report(logging.WARNING, text, "succeeded")
@@ -254,7 +295,7 @@ def _tell(run: Run, source: Job | None, struck: BaseException | None) -> Any:
         run.report(logging.INFO, "was replaced by another task", "succeeded")
     else:
         if source is not None:
-            run.log(logging.INFO, f"had nothing to do: {source.pk} did the same before", "replayed")
+            log(logging.INFO, run.job, f"had nothing to do: {source.pk} did the same before", "replayed")
         # At INFO Celery says so itself, with the runtime and the result.
         run.report(logging.DEBUG, "succeeded", "succeeded")
     if run.replacement is not None:
@@ -266,9 +307,7 @@ def _tell(run: Run, source: Job | None, struck: BaseException | None) -> Any:
 
 def _leave_marker(run: Run) -> Job | None:
     """The first statement of a body with an idempotency key; the job that was there before, if any."""
-    template = run.task.key_templates.get("idempotency_key")
-    if template is None:
-        return None
+    template = run.task.key_templates["idempotency_key"]
     args, kwargs = run.job.args, run.job.kwargs
     if run.job.marker_key is None:
         # The release that enqueued it knew no key.

@@ -19,10 +19,10 @@ from celery.result import ResultBase
 from celery.utils.serialization import ensure_serializable
 from django.db import Error, InterfaceError, OperationalError, transaction
 
-from jobs import extensions
 from jobs.calling import outbox
 from jobs.conf import conf
-from jobs.errors import Busy, Cancel, LostLease, NotBegun, NotSettled, Snooze, for_celery
+from jobs.conf.logs import log
+from jobs.errors import Busy, Cancel, LostLease, NotSettled, Snooze, for_celery
 from jobs.execution import backoff
 from jobs.idempotency import locks
 from jobs.lifecycle import transitions
@@ -73,8 +73,6 @@ def settle(run: Run, exc: BaseException, lost: bool = False) -> NoReturn:
         told = RuntimeError(f"{reason['type']}: {reason['message']}")
     elif job.state == State.CANCELLED and isinstance(told, Retry):
         told = Cancel("the job was asked to end")
-    for settled in extensions.through("settled"):
-        settled(run)
     try:
         raise exc
     except BaseException:
@@ -110,9 +108,6 @@ def _meant(run: Run, exc: BaseException, error: dict[str, Any]) -> Outcome:
             return Outcome("snoozed", text, partial(_wait_for_lock, job, key, seconds, error), ignored)
         case Snooze() | Busy():
             return _snoozed(job, error, exc.seconds if isinstance(exc, Snooze) else None)
-        case NotBegun():
-            write = partial(transitions.lose, job, error, conf().MAX_NODE_LOSSES)
-            return Outcome("handed_back", f"was not begun: {said}", write, ignored, logging.ERROR)
         case Reject(requeue=True):
             return Outcome("handed_back", "handed back", partial(transitions.hand_back, job, 1.0), ignored)
         case Ignore():
@@ -192,17 +187,17 @@ def write(run: Run, transition: Callable[[], bool], error: dict[str, Any] | None
         except (Error, TypeError, ValueError, OverflowError) as exc:
             if isinstance(exc, Error) and not databases.is_refusal(exc):
                 raise
-            run.log(logging.ERROR, f"cannot be settled as it wants: {exc}", "settle_refused")
+            log(logging.ERROR, run.job, f"cannot be settled as it wants: {exc}", "settle_refused")
             return transitions.fail(run.job, _entry(run, exc))
         # The first attempt may have been committed, and only its answer got lost.
         return done or (tries > 1 and error is not None and _was_settled(run, error))
 
     done = persistently(run, settled)
     if done is None:
-        run.log(logging.ERROR, "could not be settled: no database", "settle_failed")
+        log(logging.ERROR, run.job, "could not be settled: no database", "settle_failed")
         raise NotSettled("the database is away")
     if not done:
-        run.log(logging.WARNING, "was given to another run", "lost_lease")
+        log(logging.WARNING, run.job, "was given to another run", "lost_lease")
         raise LostLease("this run lost its lease")
 
 
@@ -270,9 +265,14 @@ def unmasked() -> Iterator[None]:
     try:
         yield
     except Exception as exc:
-        if (shutdown := shutdown_behind(exc)) is not None:
-            raise shutdown from None
+        let_end(exc)
         raise
+
+
+def let_end(exc: Exception) -> None:
+    """Raise the shutdown behind an error, if there is one."""
+    if (shutdown := shutdown_behind(exc)) is not None:
+        raise shutdown from None
 
 
 def chain(exc: BaseException) -> Iterator[BaseException]:
@@ -302,7 +302,7 @@ def storable(run: Run, result: Any) -> Any:
             # A job that replays it could not tell a repr from a result.
             text = f"{exc}; the result of a task with an idempotency_key is replayed, so it has to be JSON"
             raise type(exc)(text) from exc
-        run.log(logging.WARNING, f"returned something that is kept as its repr: {exc}", "result_repr")
+        log(logging.WARNING, run.job, f"returned something that is kept as its repr: {exc}", "result_repr")
         return {"__type__": "repr", "__value__": scrub(safe_repr(result), 4000)}
 
 

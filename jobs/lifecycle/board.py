@@ -337,17 +337,8 @@ class Slot:
         self._board._said(self._index).write(text if is_heard else b"")
         return is_heard
 
-    def body(self) -> Slot:
-        """The process is in the body as long as the block lasts: only then a soft time limit strikes."""
-        return self
-
-    def __enter__(self) -> None:
-        self._enter(BODY)
-
-    def __exit__(self, *exc: object) -> None:
-        self._enter(NAMED)
-
-    def _enter(self, phase: int) -> None:
+    def enter(self, phase: int) -> None:
+        """The process enters its job's body (``BODY``), where a soft time limit strikes, or leaves it (``NAMED``)."""
         self.phase = phase
         struct.pack_into("<q", self._memory, self._offset, phase)
 

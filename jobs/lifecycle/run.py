@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
+from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,10 +31,11 @@ class Run:
     """One claimed run of a job."""
 
     task: Any
-    request: Any
     job: Job
     #: Where the process shows what it runs.
     slot: Slot
+    #: The request that the body sees (``jobs.calling.request``); None of a row of which none can be made.
+    request: Any = None
     #: What ``Task.retry()`` sent: the last is this job again, and each other one becomes a job of its own.
     planned: list[Job] = field(default_factory=list)
     #: Whether the body, or Celery's autoretry, called ``Task.retry()``, and so decides how often.
@@ -48,16 +48,24 @@ class Run:
     lock_token: int | None = None
     #: The locks that blocks of its transaction have released, while nobody was woken for them.
     released: set[str] = field(default_factory=set)
+    #: Whether Celery's result backend is told of it, or has been told something by its body.
+    tells_backend: bool = True
     #: What became of it, in one word, as the log says it; None while that is not known.
     outcome: str | None = None
-    #: When the body began, on the monotonic clock.
+    #: The same as Celery knows it: a state of Celery's, and what it was told in place of a result.
+    state: str | None = None
+    told: BaseException | None = None
+    #: When it began, and when the body did, on the monotonic clock.
+    entered: float = field(default_factory=time.monotonic)
     began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
         self.using = self.job._state.db or databases.home()
 
-    def log(self, level: int, text: str, action: str) -> None:
-        logs.log(level, self.job, text, action)
+    def enter(self) -> Token[Run | None]:
+        """The body comes next: whoever asks is told of this run, until ``current`` is set back."""
+        signals.started.tell(self.job, self.using)
+        return current.set(self)
 
     def report(self, level: int, text: str, action: str, **more: Any) -> None:
         """Say what became of the run, in the log and by a signal."""
@@ -99,7 +107,7 @@ def persistently(run: Run, action: Callable[[], bool]) -> bool | None:
                     "a statement outside of any savepoint failed, and with it the transaction of the whole test: test "
                     "this with TransactionTestCase (pytest: django_db(transaction=True))"
                 ) from exc
-            run.log(logging.WARNING, f"is not settled yet: {exc}", "settle_retried")
+            logs.log(logging.WARNING, run.job, f"is not settled yet: {exc}", "settle_retried")
             databases.drop(run.using)
     return None
 
@@ -110,7 +118,7 @@ def report(job: Job, using: str, action: str, text: str, level: int = logging.IN
     The row decides, not what was wanted: a run that asked for a retry may have been asked to end, and a job that
     should go back may have reached its limit.
     """
-    error = job.own_error
+    error = None if job.state == State.SUCCEEDED else job.own_error
     if job.state == State.CANCELLED and action != "cancelled":
         action, text, level = "cancelled", "cancelled: it was asked to end", logging.INFO
     elif job.state == State.FAILED and action != "failed":
@@ -130,29 +138,15 @@ def report(job: Job, using: str, action: str, text: str, level: int = logging.IN
 
 # Which run the calling code is part of, however deep in a body it is called
 
-#: The job that the worker is about to run, and the slot in which it says so; Celery's tracer stands in between.
-claimed: ContextVar[tuple[Job, Slot] | None] = ContextVar("jobs.claimed", default=None)
-
-_current: ContextVar[Run | None] = ContextVar("jobs.current", default=None)
+current: ContextVar[Run | None] = ContextVar("jobs.current", default=None)
 
 
 def current_run() -> Run | None:
     """The run of the job that runs here; None outside of runs, and in threads that a body started."""
-    return _current.get()
+    return current.get()
 
 
 def current_job() -> Job | None:
     """The job that runs here, as it was claimed."""
-    run = _current.get()
+    run = current.get()
     return None if run is None else run.job
-
-
-@contextmanager
-def running(run: Run) -> Iterator[None]:
-    """The body comes next: whoever asks is told of this run, until the block ends."""
-    signals.started.tell(run.job, run.using)
-    before = _current.set(run)
-    try:
-        yield
-    finally:
-        _current.reset(before)

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from kombu.utils.imports import symbol_by_name
-
 from jobs import extensions, store
 from jobs.conf import conf
 from jobs.lifecycle import transitions
@@ -118,14 +116,12 @@ def _let_go(using: str) -> int:
 
 
 def _can_import(job: Job) -> bool:
-    """One of Django's tasks may be declared anywhere: its module is imported for its job, once in a worker's life."""
-    if job.django_task is None:
-        return False
+    """Whether an extension finds its task; each is asked once in a worker's life."""
     if job.task not in _imported:
         _imported[job.task] = False
         # Code of the project may raise anything.
         with suppress(Exception):
-            _imported[job.task] = symbol_by_name("jobs.django_tasks:find")(job.task, job.django_task) is not None
+            _imported[job.task] = any(find(job) is not None for find in extensions.through("find"))
     return _imported[job.task]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import uuid
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.db import models
@@ -11,7 +12,6 @@ from django.db.models import Q
 from django.db.models.base import ModelState
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
-from kombu.utils.imports import symbol_by_name
 
 from jobs import extensions
 from jobs.models import columns
@@ -111,7 +111,10 @@ class Beat(models.Model):
         db_table = "jobs_beat"
 
 
-#: A header of the jobs that are Django's tasks (``jobs.django_tasks``).
+#: What rooms above do for a row, by the names of the methods here; the app sets them when it is ready.
+above: dict[str, Callable[..., Any]] = {}
+
+#: A header of the jobs that are Django's tasks.
 DJANGO_TASK = "django_task"
 
 #: Where a unique key is taken.
@@ -307,7 +310,7 @@ class Job(models.Model):
             RuntimeError: in a task, where it could wait for its own process.
             Job.DoesNotExist: the row is gone: its transaction rolled back, or it was deleted.
         """
-        return symbol_by_name("jobs.backend:wait")(self, timeout)
+        return above["wait"](self, timeout)
 
     def save_cursor(self, value: Any) -> None:
         """Save where the next run goes on if this one is lost, in the commit of the work that was done until there.
@@ -322,7 +325,7 @@ class Job(models.Model):
             TypeError: the body is atomic, and has one commit only; or the value is not JSON.
             LostLease: the job was given to another run, cancelled or killed; this part of the work rolls back.
         """
-        symbol_by_name("jobs.lifecycle.run:save_cursor")(self, value)
+        above["save_cursor"](self, value)
 
     def take_own_id(self) -> None:
         """Take a new id: a frozen signature is called again, and its first row has the id. Celery sees the old one."""

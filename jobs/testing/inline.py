@@ -153,7 +153,7 @@ class _Process:
                 return None
         using = str(job._state.db)
         known = {**self._times(), (using, job.pk): (None, job.expires_at)}
-        raised = self.runner.run_alone(job)
+        raised = self.runner.run_alone(job).told
         try:
             self._put_off(known)
             job = Job.objects.using(using).get(pk=job.pk)

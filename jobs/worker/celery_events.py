@@ -16,7 +16,7 @@ from celery.utils.saferepr import saferepr
 
 from jobs.lifecycle.board import board
 from jobs.lifecycle.redaction import Shown
-from jobs.models import Job
+from jobs.lifecycle.run import Run
 from jobs.models.values import safe_repr
 
 _reader, _writer = os.pipe()
@@ -24,30 +24,27 @@ os.set_blocking(_reader, False)
 os.set_blocking(_writer, False)
 
 
-def send_start(job: Job, made: dict[str, Any]) -> None:
+def send_start(run: Run) -> None:
     """Say that a job was taken and begins."""
-    if not board.wants_events:
-        return
-    about = {name: made[name] for name in ("root_id", "parent_id", "retries", "eta", "expires")}
-    about |= {"name": job.task, "args": made["argsrepr"], "kwargs": made["kwargsrepr"]}
-    _write("task-received", {"uuid": made["id"], **about})
+    request = run.request
+    about = {name: request.get(name) for name in ("root_id", "parent_id", "retries", "eta", "expires")}
+    about |= {"name": run.job.task, "args": request.argsrepr, "kwargs": request.kwargsrepr}
+    _write("task-received", {"uuid": request.id, **about})
     # The process is the dispatcher's, as in an event of a stock task.
-    _write("task-started", {"uuid": made["id"]})
+    _write("task-started", {"uuid": request.id})
 
 
-def send_outcome(job: Job, made: dict[str, Any], outcome: Any, runtime: float) -> None:
-    """Say what Celery's tracer made of a run."""
-    if not board.wants_events:
-        return
-    key, info, seen = made["id"], outcome.info, Shown(job)
-    if info is None:
-        result = outcome.retval if seen.path is None else seen.value("result", outcome.retval)
+def send_outcome(run: Run, runtime: float) -> None:
+    """Say what came of a run."""
+    key, seen, told = run.request.id, Shown(run.job), run.told
+    if run.state == states.SUCCESS:
+        result = run.result if seen.path is None else seen.value("result", run.result)
         _write("task-succeeded", {"uuid": key, "result": saferepr(result, 500), "runtime": runtime})
-    elif info.state == states.RETRY:
-        _write("task-retried", {"uuid": key, "exception": _text(seen, info.retval.exc)})
-    elif info.state == states.FAILURE:
-        _write("task-failed", {"uuid": key, "exception": _text(seen, info.retval), "traceback": ""})
-    elif info.state == states.REJECTED:
+    elif run.state == states.RETRY:
+        _write("task-retried", {"uuid": key, "exception": _text(seen, getattr(told, "exc", None))})
+    elif run.state == states.FAILURE:
+        _write("task-failed", {"uuid": key, "exception": _text(seen, told), "traceback": ""})
+    elif run.state == states.REJECTED:
         _write("task-rejected", {"uuid": key, "requeue": False})
 
 

@@ -14,23 +14,20 @@ from typing import Any
 
 from billiard.compat import mem_rss
 from billiard.pool import EX_RECYCLE
-from celery import states
-from celery.app.task import Context
-from celery.app.trace import build_tracer
 from celery.exceptions import SoftTimeLimitExceeded
 from django.core.cache import close_caches
 from django.db import Error
-from kombu.utils.imports import symbol_by_name
 
+from jobs import extensions
 from jobs.calling import request
 from jobs.conf import conf
 from jobs.conf.logs import log, logger
 from jobs.conf.syncpoints import reach
-from jobs.execution import settlement
+from jobs.execution import pipeline, settlement
 from jobs.lifecycle import claims, transitions
 from jobs.lifecycle.board import BODY, BUSY, IDLE, OLD, board
 from jobs.lifecycle.ring import bell, ring
-from jobs.lifecycle.run import Run, claimed
+from jobs.lifecycle.run import Run
 from jobs.models import Job
 from jobs.store import databases
 from jobs.worker import celery_events
@@ -47,12 +44,6 @@ LEFT = 5.0
 
 #: Seconds to wait for a ring, at the most; and between two attempts to reach a database that is away.
 LONGEST_WAIT, AWAY_PAUSE = 30.0, 0.5
-
-#: What a task needs whose runs never begin.
-_CURE = (
-    "let nothing replace the __call__ of its class after it was registered, and leave "
-    "worker_deduplicate_successful_tasks off"
-)
 
 #: The worker's limits (``--time-limit``, ``--soft-time-limit``) for tasks without their own: hard and soft, seconds.
 default_limits: tuple[float | None, float | None] = (None, None)
@@ -83,7 +74,6 @@ class Runner:
         #: For each task, how many seconds a run takes.
         self._means: dict[str, float] = {}
         self._next = 1
-        self._tracers: dict[str, Any] = {}
         #: The tasks that only other workers know, and until when claims leave them alone.
         self._unknown: dict[str, float] = {}
         #: What could not be settled for want of a database.
@@ -98,7 +88,8 @@ class Runner:
         if board.stopping_for is not None or board.is_quiet or board.silence > conf().DEAD_AFTER / 2:
             return False
         self.slot.rest(BUSY)
-        self._settle_left()
+        if self._unsettled:
+            self._settle_left()
         jobs = self._claim()
         if not jobs:
             self.slot.rest(IDLE)
@@ -114,7 +105,8 @@ class Runner:
             close_caches()
         self._claimer.note_left(jobs)
         self.slot.rest(IDLE)
-        self._recycle()
+        if self._most or self._memory:
+            self._recycle()
         return True
 
     def _claim(self) -> list[Job]:
@@ -155,7 +147,7 @@ class Runner:
             if index and (board.stopping_for is not None or board.stock_waits or self._is_wanted()):
                 self._hand_back_rest(job, batch)
                 return
-            task = self._task_of(job)
+            task = self.app.tasks.get(job.task) or self._find(job)
             if not is_ours(task):
                 self._postpone(job)
                 continue
@@ -169,20 +161,19 @@ class Runner:
                     # Perhaps only the answer got lost, and they are given back: each is renewed first.
                     claimed_at = -math.inf
             used += mean or 0.0
-            _let_go(self._run(task, job, batch if waiting else 0, claimed_at))
+            if (error := self._run(task, job, batch if waiting else 0, claimed_at).told) is not None:
+                _let_go(error)
             self.slot.rest(BUSY, batch if waiting else 0)
             if not waiting:
                 return
 
-    def _task_of(self, job: Job) -> Any:
-        """The task, if it is known here. Django's may be declared anywhere: their module is imported for their job."""
-        task = self.app.tasks.get(job.task)
-        if task is None and (backend := job.django_task) is not None:
-            try:
-                return symbol_by_name("jobs.django_tasks:find")(job.task, backend)
-            except Exception as exc:
-                log(logging.WARNING, job, f"cannot be imported: {exc!r}", "import_failed")
-        return task
+    def _find(self, job: Job) -> Any:
+        """The task of a job that is not registered here, if an extension finds it."""
+        try:
+            return next(filter(None, (find(job) for find in extensions.through("find"))), None)
+        except Exception as exc:
+            log(logging.WARNING, job, f"cannot be imported: {exc!r}", "import_failed")
+            return None
 
     def _hand_back_rest(self, job: Job, batch: int, begun: uuid.UUID | None = None) -> bool:
         """The rest of a claim waits again, for whoever is free. False: the database refused; the companion does it."""
@@ -194,101 +185,60 @@ class Runner:
             bell.ring()
         return True
 
-    def run_alone(self, job: Job) -> BaseException | None:
-        """Run one claimed job whose task is known; returns what came out of it as an exception, if anything did."""
+    def run_alone(self, job: Job) -> Run:
+        """Run one claimed job whose task is known."""
         return self._run(self.app.tasks[job.task], job, 0, time.monotonic())
 
-    def _run(self, task: Any, job: Job, batch: int, claimed_at: float) -> BaseException | None:
+    def _run(self, task: Any, job: Job, batch: int, claimed_at: float) -> Run:
+        run = Run(task, job, self.slot)
         try:
-            made = self._name(task, job, batch)
+            self._name(run, batch)
         except Exception as exc:
             # Somebody edited the row by hand.
-            self._settle_unbegun(task, job, exc)
-            return exc
-        if not self._may_begin(task, job, claimed_at):
-            return None
-        began = time.monotonic()
-        error: BaseException | None = None
-        try:
-            outcome = self._trace(task, job, made)
-        except BaseException as exc:
-            if not isinstance(exc, Exception) or settlement.shutdown_behind(exc) is not None:
-                raise
-            error = exc
-            log(logging.ERROR, job, "ended unexpectedly", "run_broken", exc_info=exc)
-        else:
-            value = None if outcome.info is None else outcome.info.retval
-            if isinstance(value, settlement.NotSettled):
-                self._unsettled.append(job)
-            error = value if isinstance(value, BaseException) else None
-        if (run_over := getattr(task, "_run_over", None)) is not None:
-            run_over(job)
+            self._settle_unbegun(run, exc)
+            return run
+        # What cannot roll back must not run under a claim that a crash of the database may forget.
+        must_renew = time.monotonic() - claimed_at > OLD or not task.atomic or "lock" in task.key_templates
+        if must_renew and not self._renew(job):
+            return run
+        if board.wants_events:
+            celery_events.send_start(run)
+        pipeline.run(run)
+        took = time.monotonic() - run.entered
+        if isinstance(run.told, settlement.NotSettled):
+            self._unsettled.append(job)
+        if board.wants_events:
+            celery_events.send_outcome(run, took)
+        if task.run_over is not None:
+            task.run_over(job)
         self._done += 1
-        self._learn(job.task, time.monotonic() - began, error)
-        return error
+        self._learn(job.task, took, run.told)
+        return run
 
-    def _name(self, task: Any, job: Job, batch: int) -> dict[str, Any]:
-        """Say on the board what is run, and until when; returns the request.
+    def _name(self, run: Run, batch: int) -> None:
+        """Make the request, and say on the board what is run, and until when.
 
         Race: the companion gives back what waits behind a long body. First say what is run, then look at the time.
         """
+        job = run.job
         if not isinstance(job.kwargs, dict):
             raise TypeError(f"the keyword arguments are no dict, but {job.kwargs!r}")
-        made = request.make(job, task, self.app, self.hostname)
-        hard, soft = (own or default for own, default in zip(made["timelimit"], default_limits, strict=True))
+        run.request = request.make(job, run.task, self.app, self.hostname)
+        hard, soft = (own or default for own, default in zip(run.request.timelimit, default_limits, strict=True))
         if hard and soft and soft > hard:
             soft = None
-        self.slot.name(job.pk, job.lease, job.token or 0, batch, soft, hard, _describe(job, made))
-        return made
+        self.slot.name(job.pk, job.lease, job.token or 0, batch, soft, hard, _describe(run))
 
-    def _trace(self, task: Any, job: Job, made: dict[str, Any]) -> Any:
-        """Through Celery's own tracer, with its signals and its result backend."""
-        if task.name not in self._tracers:
-            tracer = build_tracer(task.name, task, self.app.loader, self.hostname, app=self.app)
-            self._tracers[task.name] = tracer
-        began = time.monotonic()
-        celery_events.send_start(job, made)
-        claimed.set((job, self.slot))
+    def _settle_unbegun(self, run: Run, exc: Exception) -> None:
+        """A claimed row of which no request can be made."""
         try:
-            outcome = self._tracers[task.name](made["id"], made["args"], made["kwargs"], made)
-            is_begun = claimed.get() is None
-        except Exception as exc:
-            if claimed.get() is not None:
-                # Nobody's fault: the result backend is away, say.
-                pause = min(10.0, 1 + job.snoozes / 2)
-                self._settle_unbegun(task, job, settlement.Snooze(pause, f"Celery did not begin the task: {exc!r}"))
-            raise
-        finally:
-            claimed.set(None)
-        if not is_begun:
-            # ``Task.before_start`` raised. Or Celery takes the job for done, or somebody replaced our ``__call__``.
-            error = (
-                outcome.info.retval
-                if outcome.info
-                else settlement.NotBegun(f"{job.task} came back without a run: {_CURE}")
-            )
-            self._settle_unbegun(task, job, error)
-        elif outcome.info and outcome.info.state == states.REJECTED and not made["ignore_result"]:
-            # The body's Reject(requeue=False). It is Celery's worker that calls this a failure, and not its tracer.
-            task.backend.store_result(made["id"], outcome.info.retval, states.FAILURE, request=Context(made))
-        celery_events.send_outcome(job, made, outcome, time.monotonic() - began)
-        return outcome
-
-    def _settle_unbegun(self, task: Any, job: Job, exc: BaseException) -> None:
-        """The body of a claimed job was not reached."""
-        try:
-            settlement.settle(Run(task, None, job, self.slot), exc)
+            settlement.settle(run, exc)
         except settlement.NotSettled:
-            self._unsettled.append(job)
+            self._unsettled.append(run.job)
         except Exception as told:
             # It raises what Celery is to be told; here nobody listens.
-            log(logging.DEBUG, job, f"was not begun: {told!r}", "not_begun")
-
-    def _may_begin(self, task: Any, job: Job, claimed_at: float) -> bool:
-        """Whether a claimed row is still this process's. A claim that is not young any more is renewed first."""
-        # What cannot roll back must not run under a claim that a crash of the database may forget.
-        must_renew = time.monotonic() - claimed_at > OLD or not task.atomic or "lock" in task.key_templates
-        return not must_renew or self._renew(job)
+            log(logging.DEBUG, run.job, f"was not begun: {told!r}", "not_begun")
+            run.told = told
 
     def _renew(self, job: Job) -> bool:
         try:
@@ -370,12 +320,12 @@ def is_ours(task: Any) -> bool:
     return getattr(task, "is_transactional", False) and not task.is_stock()
 
 
-def _let_go(error: BaseException | None) -> None:
+def _let_go(error: BaseException) -> None:
     """Empty the frames of a run that raised: else what its body held would live until Python collects garbage.
 
     Race: a server-side cursor (``iterator()``) would be closed then, in a later job's transaction, and break it.
     """
-    causes = [] if error is None else [error, *filter(None, [error.__cause__])]
+    causes = [error, *filter(None, [error.__cause__])]
     for each in (each for cause in causes for each in settlement.chain(cause)):
         for frame, _ in traceback.walk_tb(each.__traceback__):
             with suppress(RuntimeError):
@@ -384,10 +334,11 @@ def _let_go(error: BaseException | None) -> None:
                 frame.f_locals  # noqa: B018
 
 
-def _describe(job: Job, made: dict[str, Any]) -> bytes:
+def _describe(run: Run) -> bytes:
     """What ``inspect active`` shows."""
+    job, request = run.job, run.request
     about = {"id": str(job.pk), "name": job.task, "queue": job.queue, "time": time.time()}
-    shown = made["argsrepr"], made["kwargsrepr"]
+    shown = request.argsrepr, request.kwargsrepr
     whole = (job.args, job.kwargs) if conf().REDACT is None else shown
     for args, kwargs in (whole, (shown[0][:200], shown[1][:200]), ("...", "...")):
         text = repr({**about, "args": args, "kwargs": kwargs}).encode()

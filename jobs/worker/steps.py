@@ -22,6 +22,7 @@ from jobs.lifecycle.board import board
 from jobs.store import databases, turns
 from jobs.store.identity import NotAdopted
 from jobs.worker import control, pool, runner
+from jobs.worker.broker import ConsumerStep
 from jobs.worker.stop import alarm
 from jobs.worker.supervisor import companion
 
@@ -135,13 +136,15 @@ def _for_stock(handle: Callable[..., None]) -> Callable[..., None]:
 
 @signals.worker_init.connect(dispatch_uid="jobs.worker.steps")
 def _on_init(sender: Any = None, **kwargs: Any) -> None:
-    if sender is None or "jobs.worker.steps:NodeStep" not in sender.app.steps["worker"]:
+    if sender is None or not any(getattr(task, "is_transactional", False) for task in sender.app.tasks.values()):
         return
+    sender.app.steps["worker"].add(NodeStep)
+    sender.app.steps["consumer"].add(ConsumerStep)
     if get_implementation(sender.pool_cls) is prefork.TaskPool:
         # ``-P prefork`` stays what people type.
         sender.pool_cls = pool.TaskPool
     if sender.autoscaler_cls == "celery.worker.autoscale:Autoscaler":
-        sender.autoscaler_cls = "jobs.worker.steps:Autoscaler"
+        sender.autoscaler_cls = Autoscaler
     # Tasks carry the limits of the settings themselves. What the command line says is for those that have none.
     conf = sender.app.conf
     runner.default_limits = (

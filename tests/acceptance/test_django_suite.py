@@ -14,7 +14,7 @@ import django
 import pytest
 from celery import current_app
 
-from jobs.django_tasks import JobsBackend, _known
+from jobs.django_tasks.task_backend import JobsBackend, _known
 from jobs.testing import run_jobs
 from tests.conftest import not_installed
 from tests.helpers.sdist import unpack

@@ -18,7 +18,11 @@ NO_ROOMS = {"migrations", "locale", "templates"}
 
 #: So many rooms are read before the way through them is clear; so many stand above each other; so many imports tie
 #: one to another.
-ROOMS, FLOORS, ARROWS = 29, 10, 130
+ROOMS, FLOORS, ARROWS = 29, 10, 135
+
+
+#: What Celery's settings say, which Celery imports.
+SETTINGS = {"jobs.backend", "jobs.backend:Backend"}
 
 
 def room_of(path: Path) -> str:
@@ -31,7 +35,7 @@ def is_of_extension(path: Path) -> bool:
 
 
 def names_in(tree: ast.AST, package: str = "jobs") -> set[str]:
-    """What of a package is imported, at the top or in a function, as dotted names."""
+    """What of a package is imported, at the top or in a function, as dotted names; also what a string names."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -39,7 +43,17 @@ def names_in(tree: ast.AST, package: str = "jobs") -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             assert not node.level, "imports are absolute"
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Constant) and is_module(node.value):
+            found.add(node.value.replace(":", "."))
     return {name for name in found if name.split(".")[0] == package}
+
+
+def is_module(value: object) -> bool:
+    """Whether it is a string by which a module of ours, or something in it, could be imported."""
+    if not isinstance(value, str) or value in SETTINGS or not re.fullmatch(r"jobs(\.\w+)+(:\w+)?", value):
+        return False
+    path = HOME.parent / value.partition(":")[0].replace(".", "/")
+    return any(each.is_dir() or each.with_suffix(".py").exists() for each in (path, path.parent) if each != HOME)
 
 
 def house() -> dict[str, set[str]]:

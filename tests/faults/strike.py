@@ -12,6 +12,7 @@ from typing import Any
 from django.db.models.signals import post_save
 
 from jobs.conf import syncpoints
+from jobs.lifecycle.run import Run
 from jobs.models import Job
 from jobs.worker import runner
 from shop import points
@@ -85,15 +86,14 @@ def arm() -> None:
         keys[:] = [str(job.pk) for job in jobs]
         _run_all(self, jobs)
 
-    def name(self: Any, task: Any, job: Job, batch: int) -> Any:
-        index = keys.index(str(job.pk))
+    def name(self: Any, run: Run, batch: int) -> None:
+        index = keys.index(str(run.job.pk))
         if point == "between":
             strike(index)
-        made = _name(self, task, job, batch)
+        _name(self, run, batch)
         reached[:] = [index]
         if point == "named":
             strike(index)
-        return made
 
     def reach(reached_point: str) -> None:
         if reached_point == point and reached:

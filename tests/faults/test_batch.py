@@ -20,7 +20,7 @@ from tests.models import Order
 #: The rest of a claim goes back when its process died; what no process has goes back as well, but as lost.
 REST = Without("jobs.maintenance.rescue:OwnJobs._settle_in", "0", call="transitions.hand_back_claim")
 #: A row of a claim that is not young any more is renewed before it is begun.
-RENEWAL = Without("jobs.worker.runner:Runner._may_begin", "True")
+RENEWAL = Without("jobs.worker.runner:Runner._renew", "True")
 #: Behind it, the fence of the completion.
 FENCE = Without("jobs.store.postgresql:SUCCEED", "", clause=" AND {OWNED} AND lease = {{3}} AND token = {{4}}")
 #: What waits behind a long body is given back.
@@ -119,7 +119,11 @@ def test_process_paused_in_a_batch(ledger, tmp_path, point, task):
     assert set(Job.objects.filter(pk__in=struck.behind).values_list("lease", flat=True)) == {2}
 
 
-@guard(Without("jobs.worker.runner:Runner._may_begin", "self._renew(job) or True"))
+@guard(
+    Without(
+        "jobs.worker.runner:Runner._run", "self._renew(job) and False", clause="must_renew and not self._renew(job)"
+    )
+)
 def test_batch_given_back_and_taken_by_nobody_else(ledger, tmp_path):
     """The only process is paused: when it goes on, what waited behind its body is not its own any more.
 

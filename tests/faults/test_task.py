@@ -144,7 +144,7 @@ def test_arguments_of_an_older_signature(ledger):
     assert set(failed().values_list("error__type", "lease")) == {("TypeError", 1)}
 
 
-@guard(Without("jobs.execution.pipeline:_receive", "task.run(*args, **kwargs)"))
+@guard(Without("jobs.execution.pipeline:receive", "task.run(*args, **kwargs)"))
 def test_messages_sent_by_name(ledger):
     """From another service, or from before the switch: jobs as all others, each delivered twice.
 

@@ -18,9 +18,11 @@ from django.conf import settings
 from django.db import connection
 
 from jobs.conf import conf
+from jobs.execution import pipeline
 from jobs.lifecycle import transitions
 from jobs.lifecycle.board import BODY, board, is_alive
 from jobs.lifecycle.claims import claimer
+from jobs.lifecycle.run import Run
 from jobs.models import ENDED, Job, Node
 from jobs.store import databases, heartbeats
 from jobs.worker.runner import Runner
@@ -217,7 +219,7 @@ def die_with(board, job, phase=BODY, batch=0):
     if (child := os.fork()) == 0:
         slot = board.take()
         slot.name(job.pk, job.lease, job.token, batch, None, None, b"{}")
-        slot._enter(phase)
+        slot.enter(phase)
         os._exit(0)
     os.waitpid(child, 0)
     return next(slot for slot in board.occupied() if slot.job == job.pk)
@@ -227,16 +229,12 @@ def run(job):
     """Run a claimed job in this process; return (state, value) as Celery sees it."""
     runner = Runner(current_app._get_current_object(), "here")
     try:
-        outcome = run_alone(runner, job)
+        ran = Run(runner.app.tasks[job.task], job, runner.slot)
+        runner._name(ran, 0)
+        pipeline.run(ran)
     finally:
         runner.slot.free()
-    return (outcome.info.state, outcome.info.retval) if outcome.info else ("SUCCESS", outcome.retval)
-
-
-def run_alone(runner, job):
-    """Run a claimed job by itself; return what Celery's tracer says of it."""
-    task = runner.app.tasks[job.task]
-    return runner._trace(task, job, runner._name(task, job, 0))
+    return ran.state, ran.result if ran.told is None else ran.told
 
 
 def run_ready(limit=100):

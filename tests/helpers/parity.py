@@ -17,7 +17,7 @@ from kombu import Exchange, Queue
 
 from jobs.models import Job
 from jobs.worker.runner import Runner
-from tests.helpers.harness import claim, run_alone
+from tests.helpers.harness import claim
 
 QUEUES = (
     Queue("celery", Exchange("celery"), routing_key="celery"),
@@ -119,7 +119,7 @@ def seen_by_ours(app: Celery, call: Any) -> list[dict[str, Any]]:
         while jobs := list(Job.objects.filter(state="ready")):
             # Celery gives the members of a group random ids.
             for job in sorted(jobs, key=lambda job: job.id.hex if job.task == "jobs.ended" else json.dumps(job.args)):
-                run_alone(runner, claim(job.pk))
+                runner.run_alone(claim(job.pk))
         assert take(app) == [], "no message is sent"
     runner.slot.free()
     return [comparable(app, context) for context in seen]

@@ -9,7 +9,6 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
-from kombu.utils.imports import symbol_by_name
 
 from jobs.models.fields import JSONText, uuid7
 
@@ -46,8 +45,9 @@ class Batch(models.Model):
             ValueError: it has ended.
             LostLease: the run that adds to it was given to another worker, cancelled or killed.
         """
-        made: AbstractContextManager[None] = symbol_by_name("jobs.contrib.batches.batch:adding")(self)
-        return made
+        from jobs.contrib.batches.batch import adding
+
+        return adding(self)
 
 
 #: The batch that a job belongs to. No constraint, and no index but the one below.

@@ -11,16 +11,10 @@ from jobs.doors import Extension
 class Canvas(Extension):
     @property
     def completing(self) -> Callable[[Any], Callable[[], None] | None]:
-        # Each run comes by here, and below: it is imported once.
+        # Each run comes by here: it is imported once.
         from jobs.contrib.canvas import followups
 
         return followups.of
-
-    @property
-    def settled(self) -> Callable[[Any], None]:
-        from jobs.contrib.canvas import followups
-
-        return followups.forget
 
     @property
     def chords(self) -> Any:

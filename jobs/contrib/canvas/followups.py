@@ -25,6 +25,7 @@ from jobs.calling import request
 from jobs.calling.following import calls_are_rows
 from jobs.calling.raised import exception_of
 from jobs.conf import has_results_elsewhere
+from jobs.conf.celery_release import fail_chain
 from jobs.contrib.canvas import chords
 from jobs.lifecycle import completion
 from jobs.lifecycle.run import Run
@@ -73,13 +74,6 @@ def write(run: Run) -> None:
             Job.objects.using(run.using).filter(pk=first).update(result=jsonable(run.result, "the result"))
 
 
-def forget(run: Run) -> None:
-    """Celery's tracer must not send once more what is written already."""
-    if (given := run.request) is None:
-        return
-    given.callbacks = given.chain = given.errbacks = given.chord = None
-
-
 def awaited(job: Job, error: Mapping[str, Any]) -> Callable[[], None] | None:
     """What is to be written with the end of a job without success, if somebody has to be told of it.
 
@@ -119,8 +113,8 @@ def tell(app: Celery, job: Job) -> None:
     """Tell all who wait for the end of a job, and the result backend: what Celery does after the task."""
     task = app.tasks.get(job.task)
     backend = app.backend if task is None else task.backend
-    given = {**request.make(job, task, app, gethostname()), **request.embedded(job.options)}
-    context = Context(given, called_directly=False, jobs_run=False)
+    context = request.make(job, task, app, gethostname())
+    context.update(request.embedded(job.options), jobs_run=False)
     is_kept = not context.ignore_result
     with calls_are_rows(str(job._state.db)), _as_if_in(task, context):
         if job.state == State.SUCCEEDED:
@@ -137,7 +131,7 @@ def tell(app: Celery, job: Job) -> None:
         calls_errbacks = is_failure or not by_body
         kept = is_kept and not by_body and has_results_elsewhere(job.task, job.options)
         backend.mark_as_failure(job.task_id, exc, error.get("traceback"), context, kept, calls_errbacks, state)
-        backend._fail_chain(chain, exc, error.get("traceback"), is_kept, state)
+        fail_chain(backend, chain, exc, error.get("traceback"), is_kept, state)
 
 
 @contextmanager

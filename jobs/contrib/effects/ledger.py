@@ -15,6 +15,7 @@ from django.db import IntegrityError, OperationalError, connections, transaction
 from django.db.models.functions import Now
 from django.db.transaction import TransactionManagementError
 
+from jobs.conf.logs import log
 from jobs.conf.syncpoints import reach
 from jobs.contrib.effects.models import Effect
 from jobs.errors import Busy, EffectParked, LostLease
@@ -157,7 +158,7 @@ class Call:
         if not is_ambiguous:
             return
         says = "the provider is asked" if callable(policy) else f"on_ambiguous is {policy!r}"
-        self._run.log(logging.WARNING, f"nobody knows whether {self.key} happened: {says}", "ambiguous")
+        log(logging.WARNING, self._run.job, f"nobody knows whether {self.key} happened: {says}", "ambiguous")
         if policy == "park":
             raise self._parked()
         if not callable(policy):

@@ -6,11 +6,11 @@ Of each live state the first jobs are read, by its index, and of history a day, 
 import datetime
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from django.db import Error, connections
+from django.db import Error
 from django.db.models import Count, QuerySet
 from django.utils import timezone
 from django.utils.translation import gettext

@@ -518,7 +518,7 @@ def test_a_call_whose_followers_nobody_can_read_fails(monkeypatch):
         raise LookupError("a type that is not known here")
 
     monkeypatch.setattr("jobs.calling.request.embedded", embedded)
-    assert deliver(tasks.effect.delay("a"))[0] == "FAILURE"
+    assert deliver(tasks.effect.apply_async(("a",), link=tasks.noop.si()))[0] == "FAILURE"
     assert Job.objects.get().state == "failed"
 
 
@@ -555,6 +555,7 @@ def test_a_result_backend_that_is_away_before_the_body_puts_the_job_off(runner, 
         raise ConnectionError("away")
 
     monkeypatch.setattr(type(task.backend), "store_result", away)
+    monkeypatch.setattr(type(task.backend), "reads_rows", False)
     tasks.noop.delay()
     assert runner.run_batch()
     job = Job.objects.get()

@@ -104,8 +104,17 @@ def running(job=None, lease=1):
     job = job or make("running", lease=lease)
     job.lease = lease
     Job.objects.filter(pk=job.pk).update(lease=lease)
-    with runs.running(SimpleNamespace(job=job, using="default", released=set())):
+    with as_run(job):
         yield job
+
+
+@contextlib.contextmanager
+def as_run(job):
+    before = runs.current.set(SimpleNamespace(job=job, using="default", released=set()))
+    try:
+        yield
+    finally:
+        runs.current.reset(before)
 
 
 def forget_lock(key="a"):
@@ -218,7 +227,7 @@ def test_the_next_run_of_a_job_takes_over_at_once(store):
         assert is_held()
         zombie = Job.objects.get(pk=job.pk)
         zombie.lease = 1
-        with runs.running(SimpleNamespace(job=zombie, using="default", released=set())), pytest.raises(Busy), lock("a"):
+        with as_run(zombie), pytest.raises(Busy), lock("a"):
             pass
         gate.set()
         thread.join()

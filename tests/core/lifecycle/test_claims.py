@@ -573,10 +573,11 @@ def test_a_batch_stops_between_two_bodies_for_whoever_is_more_important(runner, 
         monkeypatch.setattr(runner, "_is_wanted", lambda: True)
 
     def begin(*args, real=runner._run):
-        real(*args)
+        run = real(*args)
         if why == "stop":
             board.note_stop()
         board.stock_waits = why == "stock"
+        return run
 
     monkeypatch.setattr(runner, "_run", begin)
     assert runner.run_batch()
@@ -699,7 +700,7 @@ def test_jobs_that_another_worker_knows_are_left_to_it_where_limits_are_in_force
 
 def test_one_of_djangos_tasks_waits_for_a_worker_that_can_import_it(runner, monkeypatch):
     """Which one can nobody knows before it tries: each worker tries it once, and says so."""
-    pytest.importorskip("jobs.django_tasks")
+    pytest.importorskip("jobs.django_tasks.task_backend")
     monkeypatch.setattr(clock, "_imported", {})
     tried: list[str] = []
 
@@ -709,7 +710,7 @@ def test_one_of_djangos_tasks_waits_for_a_worker_that_can_import_it(runner, monk
             raise ImportError(path)
         return object()
 
-    monkeypatch.setattr("jobs.django_tasks.find", lambda path, backend: None)
+    monkeypatch.setattr("jobs.django_tasks.task_backend.find", lambda path, backend: None)
     options = {"headers": {"django_task": "default"}}
     nowhere, there = (
         [make(task=task, options=options, age=9) for _ in range(3)] for task in ("of.no.module", "of.one")
@@ -723,7 +724,7 @@ def test_one_of_djangos_tasks_waits_for_a_worker_that_can_import_it(runner, monk
     # Another worker, of another release.
     old, board.node = board.node, make_node(queues=[QUEUE]).pk
     monkeypatch.setattr(clock, "_imported", {})
-    monkeypatch.setattr("jobs.django_tasks.find", find)
+    monkeypatch.setattr("jobs.django_tasks.task_backend.find", find)
     for _ in range(3):
         clock._seldom.clear()
         clock.tick()

@@ -8,7 +8,6 @@ import json
 
 import pytest
 from celery import current_app
-from celery.app.trace import TraceInfo, trace_ok_t
 from celery.exceptions import Retry
 from django.contrib.admin.models import LogEntry
 from django.core.management import call_command
@@ -20,6 +19,7 @@ from jobs.conf import problems
 from jobs.inspection import public
 from jobs.lifecycle.board import board
 from jobs.lifecycle.redaction import Shown
+from jobs.lifecycle.run import Run
 from jobs.models import Job, Marker
 from jobs.models.values import jsonable, scrub
 from jobs.store import stored
@@ -208,12 +208,13 @@ def test_events_of_a_task_that_ran_do_not_tell_it(settings, monkeypatch):
     headers = {"argsrepr": "()", "kwargsrepr": f"{{'note': '{SECRET}'}}"}
     job = make("ready", kwargs={"note": SECRET}, options={"headers": headers})
     redact(settings)
-    made = request.make(job, tasks.effect, current_app, "here")
-    celery_events.send_start(job, made)
-    for state, value in (("FAILURE", ValueError(SECRET)), ("RETRY", Retry(exc=ValueError(SECRET)))):
-        celery_events.send_outcome(job, made, trace_ok_t(None, TraceInfo(state, value), 1, ""), 1.0)
-    celery_events.send_outcome(job, made, trace_ok_t(f"of {SECRET}", None, 1, ""), 1.0)
+    run = Run(tasks.effect, job, board, request.make(job, tasks.effect, current_app, "here"))
+    celery_events.send_start(run)
+    for run.state, run.told in (("FAILURE", ValueError(SECRET)), ("RETRY", Retry(exc=ValueError(SECRET)))):
+        celery_events.send_outcome(run, 1.0)
+    run.state, run.told, run.result = "SUCCESS", None, f"of {SECRET}"
+    celery_events.send_outcome(run, 1.0)
     assert {each["kind"] for each in told} > {"task-received", "task-failed", "task-retried", "task-succeeded"}
-    text = json.dumps(told) + runner._describe(job, made).decode()
+    text = json.dumps(told) + runner._describe(run).decode()
     assert SECRET not in text
     assert "'note': '***'" in text

@@ -632,8 +632,8 @@ def test_what_waits_behind_a_long_body_goes_back(own, bell, monkeypatch):
     assert own.hand_back_waiting() == 0, "it is not long yet"
     assert not bell.wait(0)
     monkeypatch.setattr("jobs.lifecycle.board.LONG", -1.0)
-    with slot.body():
-        assert own.hand_back_waiting() == 1
+    slot.enter(BODY)
+    assert own.hand_back_waiting() == 1
     assert states(begun, waiting) == [("running", 0, 0), ("ready", 0, 0)]
     assert bell.wait(0)
     assert LONG == 2.0
@@ -652,14 +652,14 @@ def test_what_waits_behind_a_long_body_is_given_back_once(own, monkeypatch):
         asked.append(args)
         raise OperationalError("lock_timeout")
 
-    with slot.body():
-        monkeypatch.setattr("jobs.lifecycle.transitions.hand_back_claim", refused)
+    slot.enter(BODY)
+    monkeypatch.setattr("jobs.lifecycle.transitions.hand_back_claim", refused)
+    assert own.hand_back_waiting() == 0
+    assert len(asked) == 1
+    monkeypatch.setattr("jobs.lifecycle.transitions.hand_back_claim", real)
+    assert own.hand_back_waiting() == 1
+    with CaptureQueriesContext(connection) as queries:
         assert own.hand_back_waiting() == 0
-        assert len(asked) == 1
-        monkeypatch.setattr("jobs.lifecycle.transitions.hand_back_claim", real)
-        assert own.hand_back_waiting() == 1
-        with CaptureQueriesContext(connection) as queries:
-            assert own.hand_back_waiting() == 0
     assert len(queries) == 0
 
 

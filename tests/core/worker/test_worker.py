@@ -20,9 +20,9 @@ from kombu import Message
 from vine import promise
 
 from jobs.conf import syncpoints
+from jobs.conf.logs import log
 from jobs.contrib.operator import status
 from jobs.inspection import why
-from jobs.lifecycle.run import Run
 from jobs.models import Node
 from jobs.worker.broker import _despite_leftovers
 from tests import tasks
@@ -94,9 +94,8 @@ def test_log_lines_carry_job_task_and_node_as_fields(caplog):
         pk, task, queue, node_id, lease = "id", "t", "q", "n", 4
         _state = type("S", (), {"db": "default"})
 
-    run = Run(None, None, FakeJob(), None)  # type: ignore[arg-type]
     with caplog.at_level(logging.INFO, "jobs"):
-        run.log(logging.INFO, "succeeded", "succeeded")
+        log(logging.INFO, FakeJob(), "succeeded", "succeeded")
     [record] = caplog.records
     assert (record.job, record.task, record.node, record.action, record.lease) == ("id", "t", "n", "succeeded", 4)
 

@@ -121,8 +121,8 @@ class JobsBackend(BaseTaskBackend):
 
     def check(self, **kwargs: Any) -> list[Any]:
         found = list(super().check(**kwargs))
-        if not apps.is_installed(__package__):
-            hint = f"Add {__package__!r} to INSTALLED_APPS, and run manage.py migrate."
+        if not apps.is_installed("jobs"):
+            hint = "Add 'jobs' to INSTALLED_APPS, and run manage.py migrate."
             found.append(checks.Error(f"TASKS[{self.alias!r}] needs the app jobs, which is not installed.", hint=hint))
         return found
 

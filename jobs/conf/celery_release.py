@@ -1,0 +1,35 @@
+"""Which Celery it is: all that is done in another way with the releases 5.5 and 5.6 than with 5.7 stands here.
+
+``jobs/conf/private.py`` looks whether the rest is there, which is the same in all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from celery import states
+from celery.app.task import Context
+
+
+def dump_arguments(task: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Arguments that are pydantic models as plain data; before 5.7 the caller does that."""
+    dump = getattr(task, "_dump_pydantic_arguments", None)
+    return (args, kwargs) if dump is None else dump(args, kwargs)
+
+
+def fail_chain(
+    backend: Any, chain: Iterable[Any] | None, exc: Any, traceback: Any, is_kept: bool, state: str = states.FAILURE
+) -> None:
+    """Tell the result backend that the rest of a chain does not run; before 5.7 it was a part of another method."""
+    if (fail := getattr(backend, "_fail_chain", None)) is not None:
+        fail(chain, exc, traceback, is_kept, state)
+        return
+    for step in chain or ():
+        context = Context(step)
+        context.update(context.options)
+        context.id, context.group = context.options.get("task_id"), context.options.get("group_id")
+        if is_kept and context.id:
+            backend.store_result(context.id, exc, state, traceback=traceback, request=context)
+        if "chord" in context.options:
+            backend.on_chord_part_return(context, state, exc)

@@ -1,0 +1,17 @@
+"""Django's tasks as jobs: ``TASKS = {"default": {"BACKEND": "jobs.django_tasks.JobsBackend"}}``."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jobs.django_tasks.task_backend import JobsBackend
+
+__all__ = ["JobsBackend"]
+
+
+def __getattr__(name: str) -> Any:
+    # The core reads this package's doors where Django has no tasks, and nobody has installed them.
+    if name in __all__:
+        from jobs.django_tasks import task_backend
+
+        return getattr(task_backend, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

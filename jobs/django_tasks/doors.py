@@ -1,0 +1,17 @@
+"""What of Django's tasks takes part in the core."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jobs.doors import Extension
+
+
+class DjangoTasks(Extension):
+    def find(self, job: Any) -> Any:
+        """One of Django's tasks may be declared anywhere: its module is imported for its job."""
+        if (alias := job.django_task) is None:
+            return None
+        from jobs.django_tasks import task_backend
+
+        return task_backend.find(job.task, alias)
