@@ -85,7 +85,7 @@ django.core.cache.backends.locmem:_caches -             | crashtest/recorder.py:
 django.core.cache.backends.locmem:_expire_info -        | crashtest/recorder.py: the same
 django.db.backends.base.base:BaseDatabaseWrapper._nodb_cursor self | copies.py: copies of a database
 django.db.backends.base.base:BaseDatabaseWrapper._savepoint self sid | postgresql.py: the first one is not sent
-django.db.models.constraints:UniqueConstraint._get_condition_sql self model schema_editor | mysql.py: the condition of what stands for it
+django.db.models.constraints:UniqueConstraint._get_condition_sql self model schema_editor | mysql.py: its condition
 django.db.backends.base.base:BaseDatabaseWrapper._savepoint_commit self sid | postgresql.py: the same
 django.db.backends.base.base:BaseDatabaseWrapper._savepoint_rollback self sid | postgresql.py: the same
 django.db.backends.base.base:BaseDatabaseWrapper._rollback self | databases.py: back to the beginning

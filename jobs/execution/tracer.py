@@ -25,7 +25,7 @@ from jobs.errors import Snooze
 from jobs.lifecycle.run import Run
 
 #: Celery's own: projects set its level.
-logger = logging.getLogger("celery.app.trace")
+celery_logger = logging.getLogger("celery.app.trace")
 
 
 def enter(run: Run) -> None:
@@ -67,7 +67,7 @@ def tell_success(run: Run) -> None:
     about = request.id, request.args, request.kwargs
     _handle(run, "on_success", run.result, *about)
     signals.task_success.send(sender=task, result=run.result, runtime=runtime)
-    if logger.isEnabledFor(logging.INFO):
+    if celery_logger.isEnabledFor(logging.INFO):
         shown = {"args": request.argsrepr, "kwargs": request.kwargsrepr, "id": request.id, "runtime": runtime}
         shown["return_value"] = saferepr(run.result, task.resultrepr_maxsize)
         info(LOG_SUCCESS, {"name": get_task_name(request, task.name), **shown})
@@ -116,7 +116,7 @@ def leave(run: Run) -> None:
                 task.backend.process_cleanup()
             task.app.loader.on_process_cleanup()
         except Exception as exc:
-            logger.error("Process cleanup failed: %r", exc, exc_info=True)
+            celery_logger.error("Process cleanup failed: %r", exc, exc_info=True)
 
 
 def _handle(run: Run, name: str, *args: Any) -> None:
@@ -124,4 +124,4 @@ def _handle(run: Run, name: str, *args: Any) -> None:
     try:
         getattr(run.task, name)(*args)
     except Exception as exc:
-        logger.exception("Task %s[%s] %s handler raised: %r", run.task.name, run.request.id, name, exc)
+        celery_logger.exception("Task %s[%s] %s handler raised: %r", run.task.name, run.request.id, name, exc)

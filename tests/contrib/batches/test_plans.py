@@ -17,7 +17,7 @@ def test_every_hot_query_uses_an_index():
     make_history()
     batch = Batch.objects.create(name="open")
     Job.objects.filter(state="ready").update(batch=batch)
-    of_it = Selection(more={"batch_id": batch.pk}).rows("default").order_by("-pk")[:51]
+    of_it = Selection(values={"batch": batch.pk}).rows("default").order_by("-pk")[:51]
     assert_indexed("batch", lambda: list(of_it.all()))
     assert_indexed("batches that end", lambda: batches.close_ended("default"))
     assert_indexed("count of a batch", lambda: batches.counts(batch))
