@@ -149,8 +149,11 @@ def _lose_all(runs: list[Claimed], using: str, lose: Callable[[Job], bool]) -> i
     Race: another rescuer looks meanwhile, or this one dies. As long as a claim has rows, that which counts is one.
     """
     lost = claims.begun(runs)
-    done = _settle_all([run for run in runs if run not in lost], using, "handed_back", _HAND_BACK)
-    return done + _settle_all(lost, using, "rescued", lose)
+    handed_back = {run: _settle_all([run], using, "handed_back", _HAND_BACK) for run in runs if run not in lost}
+    # Somebody has locked such a row: then that which counts stays as well, or the other would be the first next time.
+    left = {abs(run[2]) for run, is_done in handed_back.items() if not is_done and run[0] not in _reported}
+    counted = [run for run in lost if abs(run[2]) not in left]
+    return sum(handed_back.values()) + _settle_all(counted, using, "rescued", lose)
 
 
 _HAND_BACK = partial(transitions.hand_back, delay=0)

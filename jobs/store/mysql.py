@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 from django.db import transaction
-from django.db.models import DurationField, ExpressionWrapper, F, Index, Q, UniqueConstraint
+from django.db.models import CharField, DurationField, ExpressionWrapper, F, Index, Q, UniqueConstraint
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 
@@ -30,6 +30,8 @@ WHERE j.id IN ({ids}) AND j.state IN ('running', 'cancelled') AND j.backend IS N
       AND (o.started_at > j.started_at OR (o.started_at = j.started_at AND j.state = 'cancelled'))
   )
 """
+
+_COLLATIONS = "SELECT table_name, table_collation FROM information_schema.tables WHERE table_schema = DATABASE()"
 
 #: Its own sessions a login sees, and may end.
 SESSIONS = "SELECT id FROM information_schema.processlist WHERE id IN ({ids}) AND id <> CONNECTION_ID()"
@@ -59,9 +61,18 @@ class MySQL(base.Store):
         """There are no partial indexes here, and no unique constraint with a condition.
 
         An index gets the columns of its condition in front. A constraint becomes a unique index of a computed column,
-        which is NULL where the condition does not hold.
+        which is NULL where the condition does not hold. Keys are compared letter by letter, as on other databases:
+        by a server's default "a" is "A", and one of two jobs would be taken for the other.
         """
-        for model in models:
+        exact = "utf8mb4_nopad_bin" if self.connection.mysql_is_mariadb else "utf8mb4_0900_bin"
+        tables = {model._meta.db_table: model for model in models}
+        collations = dict(self.ask(_COLLATIONS)).items() if tables else ()
+        # The server refuses to change a text that a foreign key points at; those are ids that this app makes.
+        tied = {each for model in tables.values() for each in _tied(model)}
+        for table in [table for table, collation in collations if table in {*tables} - tied and collation != exact]:
+            name = editor.quote_name(table)
+            editor.execute(f"ALTER TABLE {name} CONVERT TO CHARACTER SET utf8mb4 COLLATE {exact}")
+        for model in tables.values():
             with editor.connection.cursor() as cursor:
                 there = editor.connection.introspection.get_constraints(cursor, model._meta.db_table)
             for index in model._meta.indexes:
@@ -127,6 +138,13 @@ class MySQL(base.Store):
     def watched(self, job: Job, seconds: float) -> Iterator[list[Any]]:
         """Who waits for whom is for administrators to see. A run that begun holds its row as a rule."""
         yield [True]
+
+
+def _tied(model: Any) -> Iterator[str]:
+    """The tables of a foreign key that is a text, and is checked by the server."""
+    for field in model._meta.concrete_fields:
+        if field.remote_field and field.db_constraint and isinstance(field.target_field, CharField):
+            yield from (model._meta.db_table, field.related_model._meta.db_table)
 
 
 def _whole(index: Index) -> Index:

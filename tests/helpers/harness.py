@@ -36,7 +36,7 @@ def database_url() -> str:
     database = connection.settings_dict
     if connection.vendor == "sqlite":
         return f"sqlite:///{database['NAME']}"
-    return f"postgresql://{database['USER']}@{database['HOST']}:{database['PORT']}/{database['NAME']}"
+    return f"{connection.vendor}://{database['USER']}@{database['HOST']}:{database['PORT']}/{database['NAME']}"
 
 
 def environment(**more: str) -> dict[str, str]:

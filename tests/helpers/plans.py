@@ -6,6 +6,7 @@ import datetime
 import re
 from collections.abc import Callable
 
+import pytest
 from django.db import connection
 from django.utils import timezone
 
@@ -19,6 +20,8 @@ FEW = ROWS // 8
 
 def make_history() -> Node:
     """100,000 finished jobs, one in a second, and a few of each live state, with fresh statistics."""
+    if connection.vendor == "mysql":
+        pytest.skip("plans are read on SQLite and PostgreSQL")
     now = timezone.now()
     template = {"task": "tests.tasks.noop", "queue": "celery"}
     node = Node.objects.create(hostname="h", pid=1)
