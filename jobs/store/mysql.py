@@ -65,7 +65,7 @@ class MySQL(base.Store):
         by a server's default "a" is "A", and one of two jobs would be taken for the other.
         """
         exact = "utf8mb4_nopad_bin" if self.connection.mysql_is_mariadb else "utf8mb4_0900_bin"
-        tables = {model._meta.db_table: model for model in models}
+        tables = {model._meta.db_table: model for model in models if not model._meta.proxy}
         collations = dict(self.ask(_COLLATIONS)).items() if tables else ()
         # The server refuses to change a text that a foreign key points at; those are ids that this app makes.
         tied = {each for model in tables.values() for each in _tied(model)}
@@ -76,8 +76,12 @@ class MySQL(base.Store):
             with editor.connection.cursor() as cursor:
                 there = editor.connection.introspection.get_constraints(cursor, model._meta.db_table)
             for index in model._meta.indexes:
-                if index.condition is not None and index.name not in there:
-                    editor.execute(_whole(index).create_sql(model, editor))
+                # Django leaves out the condition only.
+                if index.condition is not None and [*there[index.name]["columns"]] != _columns(
+                    model, whole := _whole(index)
+                ):
+                    editor.remove_index(model, index)
+                    editor.add_index(model, whole)
             for constraint in model._meta.constraints:
                 is_partial = isinstance(constraint, UniqueConstraint) and constraint.condition is not None
                 if is_partial and constraint.name not in there:
@@ -138,6 +142,10 @@ class MySQL(base.Store):
     def watched(self, job: Job, seconds: float) -> Iterator[list[Any]]:
         """Who waits for whom is for administrators to see. A run that begun holds its row as a rule."""
         yield [True]
+
+
+def _columns(model: Any, index: Index) -> list[str]:
+    return [model._meta.get_field(name).column for name in index.fields]
 
 
 def _tied(model: Any) -> Iterator[str]:
