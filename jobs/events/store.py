@@ -130,7 +130,7 @@ _LOCK = "SELECT pg_advisory_xact_lock(hashtextextended(key, 7216)) FROM unnest({
 
 #: The first that waits, if no other one of its key is live.
 RELEASE = f"""
-UPDATE jobs_job SET state = 'ready', run_at = statement_timestamp(), order_place = NULL
+UPDATE jobs_job SET state = 'ready', run_at = {{now}}, order_place = NULL
 WHERE id = (SELECT id FROM jobs_job WHERE order_key = {{key}} AND {_WAITS} ORDER BY order_place LIMIT 1) AND {_WAITS}
   AND NOT EXISTS (SELECT 1 FROM jobs_job WHERE order_key = {{key}} AND order_place IS NULL AND {_LIVE})
 RETURNING queue
@@ -176,7 +176,12 @@ def lock(using: str, keys: Iterable[str]) -> None:
 
 def release_first(using: str, key: str) -> str | None:
     """Release the first job of the key, if no other one is live; returns its queue."""
-    return (_release_postgresql if _is_postgresql(using) else _release)(using, key)
+    if _is_postgresql(using):
+        return _release_postgresql(using, key)
+    # Without a lock at first: most lines are empty.
+    if not databases.ask(using, f"SELECT 1 FROM jobs_job WHERE order_key = %s AND {_WAITS} LIMIT 1", key):
+        return None
+    return (_release_sqlite if store.of(using).has_one_writer else _release)(using, key)
 
 
 def _release_postgresql(using: str, key: str) -> str | None:
@@ -185,16 +190,20 @@ def _release_postgresql(using: str, key: str) -> str | None:
     name = session.literal(key)
     begin = "BEGIN; " if connection.in_atomic_block and not has_begun(connection) else ""
     with session.wrap:
-        found = session.send(f"{begin}{_LOCK.format(keys=f'ARRAY[{name}]')}; {RELEASE.format(key=name)}")
+        found = session.send(
+            f"{begin}{_LOCK.format(keys=f'ARRAY[{name}]')}; {RELEASE.format(key=name, now='statement_timestamp()')}"
+        )
     return found.get_value(0, 0).decode() if found.ntuples else None
+
+
+def _release_sqlite(using: str, key: str) -> str | None:
+    rows = databases.ask(using, RELEASE.format(key="%s", now=databases.NOW_SQLITE), key, key)
+    return rows[0][0] if rows else None
 
 
 def _release(using: str, key: str) -> str | None:
     line = Job.objects.using(using).filter(order_key=key, order_place__isnull=False, state=State.SCHEDULED)
     others = Job.objects.using(using).filter(order_key=OuterRef("order_key"), order_place=None, state__in=LIVE)
-    # Without a lock at first: most lines are empty.
-    if not line.exists():
-        return None
     with transaction.atomic(using=using):
         first = line.select_for_update().order_by("order_place").values_list("pk", "queue").first()
         if first is None:

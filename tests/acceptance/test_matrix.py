@@ -22,19 +22,20 @@ CELLS = {
     "sqlite-redis": (None, Redis),
     "postgres-jobs": (Postgres, None),
     "postgres-rabbitmq": (Postgres, RabbitMQ),
-    "mariadb-jobs": (MariaDB, None),
 }
 #: The other pairs. No job is a message, so what a broker does to it does not depend on the database: where time is
 #: short, it is enough that each database and each broker is met.
+#: Which has tests of its own.
+MARIADB = {"mariadb-jobs": (MariaDB, None)}
 PAIRS = {"sqlite-rabbitmq": (None, RabbitMQ), "postgres-redis": (Postgres, Redis)}
 
 IS_WIDE = os.environ.get("JOBS_TEST_MATRIX") == "wide"
 
 
-def run_cell(name: str, marks: str) -> None:
+def run_cell(name: str, marks: str, *paths: str) -> None:
     if "DATABASE_URL" in os.environ or "CELERY_BROKER_URL" in os.environ:
         pytest.skip("this is a cell itself")
-    database, broker = (CELLS | PAIRS)[name]
+    database, broker = (CELLS | PAIRS | MARIADB)[name]
     # A queue of its own: other tests of this process may have used the broker.
     env = {**os.environ, "CELERY_TASK_DEFAULT_QUEUE": f"celery-{name}"}
     if database is not None:
@@ -43,6 +44,7 @@ def run_cell(name: str, marks: str) -> None:
     if broker is not None:
         env["CELERY_BROKER_URL"] = server(broker).url
     command = [sys.executable, "-m", "pytest", "-n0", "-m", marks, "-q", "-p", "no:randomly", "--tb=short", "-x"]
+    command += paths
     if "JOBS_TEST_REQUIRE_SERVERS" in os.environ:
         # As .ci/run does it: the machine may be busy, and what fails three times has failed.
         command += ["--reruns", "2", "--reruns-delay", "5"]
@@ -62,8 +64,9 @@ def test_what_a_database_decides_on_the_other_one():
 
 
 @pytest.mark.slow
-def test_what_a_database_decides_on_mariadb():
-    run_cell("mariadb-jobs", "database and not slow")
+def test_core_on_mariadb():
+    """Those that start many workers take their time on the other databases."""
+    run_cell("mariadb-jobs", "core and not slow", "tests/core")
 
 
 @pytest.mark.slow

@@ -330,7 +330,11 @@ class MariaDB(Server):
                 os.chown(place, pwd.getpwnam("nobody").pw_uid, -1)
         options = ["--no-defaults", f"--datadir={self.data}", "--auth-root-authentication-method=normal"]
         command = [*as_nobody(), "mariadb-install-db", *options, "--skip-test-db"]
-        subprocess.run(command, check=True, capture_output=True, cwd=self.directory)
+        subprocess.run(command, check=True, capture_output=True, cwd=self.directory, env=self.environment())
+
+    def environment(self) -> dict[str, str]:
+        # That of the tests is root's.
+        return {**os.environ, "TMPDIR": str(self.directory)}
 
     @property
     def data(self) -> Path:

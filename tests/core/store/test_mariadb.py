@@ -10,6 +10,7 @@ from tests.helpers.rows import make
 pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.database,
+    pytest.mark.core,
     pytest.mark.skipif(connection.vendor != "mysql", reason="MariaDB only"),
 ]
 
