@@ -203,8 +203,7 @@ def check_databases() -> Iterator[CheckMessage]:
         level = options.get("isolation_level")
         # One for what the companion's threads take turns at, and one that a hung query may hold; two for events.
         yield from _small_pool(alias, database, 2 if conf().EVENT_BROKER is None else 4)
-        # 2 is psycopg's IsolationLevel.READ_COMMITTED.
-        if store.of(alias).has_notify and level is not None and int(level) != 2:
+        if not store.of(alias).reads_committed(level):
             yield say("W004", alias=alias)
 
 

@@ -51,6 +51,9 @@ def run(run: Run) -> None:
     try:
         traced = sentry.around("_wrap_tracer", run.task, partial(_traced, run))
         traced(request.id, request.args, request.kwargs, request)
+        if run.state is None:
+            # Else the job would be given back again and again.
+            settlement.settle(run, RuntimeError("what is wrapped around a run did not call it"), lost=True)
     except Exception as exc:
         settlement.let_end(exc)
         log(logging.ERROR, run.job, "ended unexpectedly", "run_broken", exc_info=exc)

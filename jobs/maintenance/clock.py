@@ -17,8 +17,7 @@ from jobs.lifecycle.ring import bell, ring
 from jobs.maintenance import Seldom
 from jobs.models import Job, Node
 from jobs.store import databases
-from jobs.store.base import Since
-from jobs.store.postgresql import COMMITTED_WITHIN
+from jobs.store.base import COMMITTED_WITHIN, Since
 
 T = TypeVar("T")
 

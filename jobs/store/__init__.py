@@ -23,7 +23,7 @@ _KINDS: dict[str, type[Store]] = {"postgresql": PostgreSQL, "sqlite": SQLite, "m
 
 
 def install() -> None:
-    """At the start of each process: see to each connection, and to what Django leaves out of a schema."""
+    """In each process: see to each new connection, and to what ``migrate`` leaves out on a database."""
     connection_created.connect(_prepare, dispatch_uid="jobs.store.prepare")
     post_migrate.connect(_complete, dispatch_uid="jobs.store.complete")
 
@@ -34,9 +34,9 @@ def _prepare(connection: Any, **kwargs: Any) -> None:
 
 
 def _complete(app_config: Any, using: str, **kwargs: Any) -> None:
-    if app_config.label == Job._meta.app_label:
-        with connections[using].schema_editor() as editor:
-            of(using).complete_schema(editor, router.get_migratable_models(app_config, using))
+    # Django's ``flush`` sends the signal as well, without a plan: it changes no schema.
+    if app_config.label == Job._meta.app_label and "plan" in kwargs:
+        of(using).complete_schema(router.get_migratable_models(app_config, using))
 
 
 def of(using: str) -> Store:

@@ -77,6 +77,10 @@ SELECT count(*) FROM (
 """
 
 
+#: A short look begins so many seconds before the last one: a job is seen when it is committed, and is due before that.
+COMMITTED_WITHIN = 10.0
+
+
 class Claim(NamedTuple):
     """What is claimed: up to ``limit`` ready jobs of one queue, for a node, with a token.
 
@@ -165,8 +169,12 @@ class Store:
         settings = self.connection.settings_dict
         return (settings["HOST"] or "localhost", settings["NAME"])
 
-    def complete_schema(self, editor: Any, models: Iterable[Any]) -> None:
+    def complete_schema(self, models: Iterable[Any]) -> None:
         """Make the indexes and constraints that Django leaves out on this database."""
+
+    def reads_committed(self, level: Any) -> bool:
+        """Whether an ``isolation_level`` of the settings is READ COMMITTED; None: it is not said there."""
+        return True
 
     # A call
 
@@ -392,10 +400,6 @@ class Store:
         Else the run's connection may be at another job of the same claim, which has nothing to do with this one.
         """
         yield []
-
-    def listener(self) -> Callable[[Any], None] | None:
-        """What waits for news of this database (``jobs.worker.listener``); None: only a poll finds jobs."""
-        return None
 
 
 @lru_cache(maxsize=500)

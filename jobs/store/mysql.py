@@ -7,9 +7,10 @@ import math
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from typing import Any
 
-from django.db import transaction
+from django.db import OperationalError, transaction
 from django.db.models import CharField, DurationField, ExpressionWrapper, F, Index, Q, UniqueConstraint
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
@@ -57,35 +58,42 @@ class MySQL(base.Store):
         [parts] = self.ask("SELECT @@server_uuid, DATABASE()")
         return tuple(parts)
 
-    def complete_schema(self, editor: Any, models: Iterable[Any]) -> None:
+    def reads_committed(self, level: Any) -> bool:
+        """Django asks for it unless the settings say otherwise."""
+        return level is None or str(level).lower() == "read committed"
+
+    def complete_schema(self, models: Iterable[Any]) -> None:
         """There are no partial indexes here, and no unique constraint with a condition.
 
         An index gets the columns of its condition in front. A constraint becomes a unique index of a computed column,
         which is NULL where the condition does not hold. Keys are compared letter by letter, as on other databases:
         by a server's default "a" is "A", and one of two jobs would be taken for the other.
         """
-        exact = "utf8mb4_nopad_bin" if self.connection.mysql_is_mariadb else "utf8mb4_0900_bin"
         tables = {model._meta.db_table: model for model in models if not model._meta.proxy}
-        collations = dict(self.ask(_COLLATIONS)).items() if tables else ()
-        # The server refuses to change a text that a foreign key points at; those are ids that this app makes.
-        tied = {each for model in tables.values() for each in _tied(model)}
-        for table in [table for table, collation in collations if table in {*tables} - tied and collation != exact]:
-            name = editor.quote_name(table)
-            editor.execute(f"ALTER TABLE {name} CONVERT TO CHARACTER SET utf8mb4 COLLATE {exact}")
-        for model in tables.values():
-            with editor.connection.cursor() as cursor:
-                there = editor.connection.introspection.get_constraints(cursor, model._meta.db_table)
-            for index in model._meta.indexes:
-                # Django leaves out the condition only.
-                if index.condition is not None and [*there[index.name]["columns"]] != _columns(
-                    model, whole := _whole(index)
-                ):
-                    editor.remove_index(model, index)
-                    editor.add_index(model, whole)
-            for constraint in model._meta.constraints:
-                is_partial = isinstance(constraint, UniqueConstraint) and constraint.condition is not None
-                if is_partial and constraint.name not in there:
-                    editor.execute(_computed(model, constraint, editor))
+        # A foreign key keeps the server from changing the text that it points at. Those are ids that this app makes.
+        tied = {table for model in tables.values() for table in _tied(model)}
+        exact = "utf8mb4_nopad_bin" if self.connection.mysql_is_mariadb else "utf8mb4_0900_bin"
+        with self.connection.schema_editor() as editor:
+            for table, collation in self.ask(_COLLATIONS):
+                if table in tables and table not in tied and collation != exact:
+                    name = editor.quote_name(table)
+                    editor.execute(f"ALTER TABLE {name} CONVERT TO CHARACTER SET utf8mb4 COLLATE {exact}")
+            for model in tables.values():
+                self._complete_table(editor, model)
+
+    def _complete_table(self, editor: Any, model: Any) -> None:
+        with self.connection.cursor() as cursor:
+            there = self.connection.introspection.get_constraints(cursor, model._meta.db_table)
+        for index in (index for index in model._meta.indexes if index.condition is not None):
+            whole = _whole(index)
+            # Django leaves out the condition only.
+            if list(there[index.name]["columns"]) != [model._meta.get_field(name).column for name in whole.fields]:
+                editor.remove_index(model, index)
+                editor.add_index(model, whole)
+        for constraint in model._meta.constraints:
+            is_partial = isinstance(constraint, UniqueConstraint) and constraint.condition is not None
+            if is_partial and constraint.name not in there:
+                editor.execute(_computed(model, constraint, editor))
 
     @contextmanager
     def bounded(self, seconds: float) -> Iterator[None]:
@@ -122,30 +130,22 @@ class MySQL(base.Store):
         [[_, uptime]] = self.ask("SHOW GLOBAL STATUS LIKE 'Uptime'")
         ids, pairs = ", ".join(["%s"] * len(runs)), ", ".join(["(%s, %s)"] * len(runs))
         sql = RUNS.format(ids=ids, runs=pairs, now=self.now, uptime=int(uptime))
-        convert = self._id
-        values = [convert(key) for key, _ in runs]
-        for key, lease in runs:
-            values += [convert(key), lease]
+        convert: Any = partial(Job._meta.pk.get_db_prep_value, connection=self.connection)
+        values = [convert(key) for key, _ in runs] + [value for key, lease in runs for value in (convert(key), lease)]
         left = {backend: uuid.UUID(str(key)) for key, backend in self.ask(sql, *values)}
         if not left:
             return [], set()
         sessions = self.ask(SESSIONS.format(ids=", ".join(["%s"] * len(left))), *left)
         for [session] in sessions:
-            with self.connection.cursor() as cursor:
+            # Race: it ends by itself at this moment.
+            with suppress(OperationalError), self.connection.cursor() as cursor:
                 cursor.execute(f"KILL {int(session)}")
         return [left[session] for [session] in sessions], set()
 
-    def _id(self, key: uuid.UUID) -> Any:
-        return Job._meta.pk.get_db_prep_value(key, self.connection)
-
     @contextmanager
     def watched(self, job: Job, seconds: float) -> Iterator[list[Any]]:
-        """Who waits for whom is for administrators to see. A run that begun holds its row as a rule."""
+        """Only administrators see who waits for whom. So whoever holds the row for that long is taken for the run."""
         yield [True]
-
-
-def _columns(model: Any, index: Index) -> list[str]:
-    return [model._meta.get_field(name).column for name in index.fields]
 
 
 def _tied(model: Any) -> Iterator[str]:

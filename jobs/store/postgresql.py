@@ -18,8 +18,14 @@ from jobs.conf.syncpoints import is_armed
 from jobs.models import Job
 from jobs.models.columns import BY_ORDER, ORDER, Part, named
 from jobs.store import base, databases
-from jobs.store.base import Claim
+from jobs.store.base import COMMITTED_WITHIN, Claim
 from jobs.store.sessions import Session, has_begun, literal, session_of
+
+#: What a node may claim of a queue.
+READY = """state = 'ready' AND held IS NULL AND queue = {queue}
+      AND (expires_at IS NULL OR expires_at > statement_timestamp())
+      AND EXISTS (SELECT 1 FROM jobs_node WHERE id = %(node)s AND dead_at IS NULL)
+      AND NOT EXISTS (SELECT 1 FROM jobs_pause WHERE queue = {queue})"""
 
 #: A claim is not synced to the disk: a crash of the server that forgets it does no harm.
 CLAIM = """
@@ -29,10 +35,7 @@ SET state = 'running', lease = lease + 1, token = %(token)s, node_id = %(node)s,
 FROM (SELECT set_config('synchronous_commit', 'off', true)) AS unsynced
 WHERE id = ANY (ARRAY(
     SELECT id FROM jobs_job
-    WHERE state = 'ready' AND held IS NULL AND queue = {queue} {after} {without}
-      AND (expires_at IS NULL OR expires_at > statement_timestamp())
-      AND EXISTS (SELECT 1 FROM jobs_node WHERE id = %(node)s AND dead_at IS NULL)
-      AND NOT EXISTS (SELECT 1 FROM jobs_pause WHERE queue = {queue})
+    WHERE {ready} {after} {without}
     ORDER BY {order}
     LIMIT {limit}
     FOR UPDATE SKIP LOCKED
@@ -86,10 +89,7 @@ WITH bound AS MATERIALIZED (
 SELECT done.rows, set_config('lock_timeout', CASE WHEN done.rows >= 0 THEN bound.before END, true) FROM bound, done
 """
 
-#: A short look begins so many seconds before the last one: a job is seen when it is committed, and is due before that.
-COMMITTED_WITHIN = 10.0
-
-#: The ranks that it looks at; Celery's priorities are 0 to 9, whichever comes first.
+#: The ranks that a short look looks at; Celery's priorities are 0 to 9, whichever comes first.
 RANKS = range(-9, 10)
 
 #: Whether a job waits in a queue that came a moment ago, one step for each rank.
@@ -235,6 +235,10 @@ class PostgreSQL(base.Store):
             # After an exception the end of the savepoint does the same.
             cursor.execute("SELECT set_config('lock_timeout', %s, true)", [before])
 
+    def reads_committed(self, level: Any) -> bool:
+        # 2 is psycopg's IsolationLevel.READ_COMMITTED.
+        return level is None or int(level) == 2
+
     def end_if_idle(self, seconds: float) -> None:
         if not databases.in_test(self.using):
             self.ask("SELECT set_config('idle_in_transaction_session_timeout', %s, true)", f"{seconds:g}s")
@@ -306,7 +310,8 @@ class PostgreSQL(base.Store):
 def claim_sql(queue: str, limit: int, is_after: bool, is_without: bool) -> str:
     """The queue and the limit stand in it as they are: so the planner takes the index, whatever it knows."""
     words = {"after": AFTER if is_after else "", "without": WITHOUT if is_without else "", "order": BY_ORDER}
-    return CLAIM.format(queue=literal(queue), limit=limit, columns=", ".join(named(Part.CLAIM)), **words)
+    words |= {"ready": READY.format(queue=literal(queue)), "columns": ", ".join(named(Part.CLAIM))}
+    return CLAIM.format(limit=limit, **words)
 
 
 def _text(name: str, value: Any) -> str | None:

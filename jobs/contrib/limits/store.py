@@ -12,7 +12,7 @@ from jobs.contrib.limits.limits import Limits, name_of
 from jobs.models import Job
 from jobs.models.columns import BY_ORDER, ORDER, Part, named
 from jobs.store.base import Claim
-from jobs.store.postgresql import AT, HERE, WITHOUT
+from jobs.store.postgresql import AT, HERE, READY, WITHOUT
 from jobs.store.sessions import literal, session_of
 
 #: What the clock asks (``Extension.looks``).
@@ -31,10 +31,7 @@ _NOW = "EXTRACT(EPOCH FROM statement_timestamp())::float8"
 _CLAIM = """
 WITH first AS MATERIALIZED (
     SELECT id, limit_key, rank, run_at, array_position({tasks}::text[], task::text) AS own FROM jobs_job
-    WHERE state = 'ready' AND held IS NULL AND queue = {queue} {start} {without}
-      AND (expires_at IS NULL OR expires_at > statement_timestamp())
-      AND EXISTS (SELECT 1 FROM jobs_node WHERE id = %(node)s AND dead_at IS NULL)
-      AND NOT EXISTS (SELECT 1 FROM jobs_pause WHERE queue = {queue})
+    WHERE {ready} {start} {without}
     ORDER BY {order}
     LIMIT {window}
 ), taken AS MATERIALIZED (
@@ -218,6 +215,7 @@ def claim_sql(
     words["next"] = _NEXT.format(now=_NOW, burst="head.burst", pause="head.pause")
     return _CLAIM.format(
         queue=words["queue"],
+        ready=READY.format(queue=words["queue"]),
         order=BY_ORDER,
         start=_START if is_started else "",
         without=WITHOUT if is_without else "",

@@ -11,11 +11,13 @@ from celery import current_app, shared_task
 from django.db import connection, transaction
 
 from jobs import Snooze, Task, lock
+from jobs.conf import sentry
+from jobs.lifecycle.board import BODY, NAMED, board
 from jobs.models import Job
 from jobs.store import turns
 from jobs.testing import run_jobs
 from tests import tasks
-from tests.helpers.harness import Worker, effects, wait_ended
+from tests.helpers.harness import Worker, deliver, effects, wait_ended
 from tests.models import Effect
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
@@ -227,6 +229,42 @@ def test_a_call_that_was_replaced_after_the_task_was_registered_does_not_stand_i
 
 
 # What no row can hold
+
+
+def test_a_run_that_its_wrapper_does_not_call_fails_after_a_counted_number_of_times(declare, settings, monkeypatch):
+    """Sentry's is wrapped around it: else the job would be given back again and again."""
+    settings.JOBS = {**settings.JOBS, "MAX_NODE_LOSSES": 3}
+    monkeypatch.setattr(sentry, "around", lambda step, task, call: lambda *given: None)
+    job = declare(leave).delay("a")
+    for _ in range(5):
+        Job.objects.filter(state="scheduled").update(state="ready")
+        run_jobs(raises=False)
+    row = Job.objects.get(pk=job.id)
+    assert (row.state, row.node_losses, row.lease, row.error["type"]) == ("failed", 3, 3, "RuntimeError")
+    assert effects() == {}
+
+
+def test_the_phase_of_a_body_ends_with_it_however_it_ends(node):
+    """In it, and only in it, a soft limit may strike."""
+    phases.clear()
+    assert deliver(notes_its_phase.delay())[0] == "FAILURE"
+    assert phases == [BODY, NAMED]
+
+
+phases: list[int] = []
+
+
+class NotesItsPhase(Task):
+    abstract = True
+
+    def on_failure(self, *args):
+        phases.extend(slot.phase for slot in board.occupied())
+
+
+@shared_task(base=NotesItsPhase)
+def notes_its_phase():
+    phases.extend(slot.phase for slot in board.occupied())
+    raise ValueError("no")
 
 
 def test_more_attempts_than_two_bytes_can_count(declare):

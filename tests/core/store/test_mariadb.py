@@ -1,10 +1,16 @@
 """What MariaDB needs beside Django's migrations: whole indexes, computed columns, exact keys, a clock that says UTC."""
 
+import time
+import uuid
+
 import pytest
-from django.db import IntegrityError, connection, transaction
+from django.db import IntegrityError, OperationalError, connection, transaction
+from django.utils import timezone
 
 from jobs import store
 from jobs.models import Job, Marker, Node
+from jobs.store import databases
+from tests.helpers.concurrency import open_transaction
 from tests.helpers.rows import make
 
 pytestmark = [
@@ -48,8 +54,7 @@ def test_each_partial_index_has_a_whole_one_in_its_place():
         there = connection.introspection.get_constraints(cursor, "jobs_job")
     assert {index.name for index in Job._meta.indexes} <= there.keys()
     assert there["jobs_job_ready"]["columns"] == ["held", "state", "queue", "rank", "run_at", "id"]
-    with connection.schema_editor() as editor:
-        store.of("default").complete_schema(editor, [Job])
+    store.of("default").complete_schema([Job])
 
 
 def test_the_claim_reads_by_its_index():
@@ -62,3 +67,47 @@ def test_the_claim_reads_by_its_index():
     plan = ready.values_list("pk")[:10].explain()
     assert "jobs_job_ready" in plan
     assert "filesort" not in plan
+
+
+def run_on(session: int, **values) -> Job:
+    """A job that runs over this session of the server."""
+    return make("running", lease=1, backend=session, started_at=timezone.now(), **values)
+
+
+def test_the_session_of_a_dead_run_is_ended_and_its_locks_go():
+    with databases.apart("default") as left, left.cursor() as cursor:
+        cursor.execute("SELECT CONNECTION_ID()")
+        job = run_on(cursor.fetchone()[0])
+        cursor.execute("BEGIN")
+        cursor.execute("SELECT id FROM jobs_job FOR UPDATE")
+        assert store.of("default").end_sessions([(job.pk, 1), (uuid.uuid4(), 1)]) == ([job.pk], set())
+        assert Job.objects.filter(pk=job.pk).update(lease=2) == 1
+        with pytest.raises(OperationalError):
+            cursor.execute("SELECT 1")
+
+
+@pytest.mark.parametrize("how", ["another run has it", "another lease", "before the server began"])
+def test_a_session_that_is_not_the_dead_runs_is_left_alone(how):
+    with databases.apart("default") as other, other.cursor() as cursor:
+        cursor.execute("SELECT CONNECTION_ID()")
+        [session] = cursor.fetchone()
+        job = run_on(session)
+        if how == "another run has it":
+            run_on(session)
+        if how == "before the server began":
+            Job.objects.update(started_at="2020-01-01T00:00Z")
+        lease = 2 if how == "another lease" else 1
+        assert store.of("default").end_sessions([(job.pk, lease)]) == ([], set())
+        cursor.execute("SELECT 1")
+
+
+def test_a_wait_for_somebody_elses_row_is_bounded_and_the_bound_is_taken_back():
+    job = make("ready")
+    at, before = store.of("default"), store.of("default").ask("SELECT @@innodb_lock_wait_timeout")
+    with open_transaction(lambda: list(Job.objects.select_for_update().filter(pk=job.pk))):
+        began = time.monotonic()
+        with pytest.raises(OperationalError) as raised, at.bounded(0.5):
+            Job.objects.filter(pk=job.pk).update(rank=1)
+        assert databases.gave_up(raised.value)
+        assert time.monotonic() - began > 0.5
+    assert at.ask("SELECT @@innodb_lock_wait_timeout") == before
