@@ -1,7 +1,7 @@
 """Celery's result backend over the jobs' rows: ``result_backend = "jobs.backend:Backend"``.
 
 A row has what a backend keeps of a task, whoever ended it. So a run writes nothing here, and ends that are decided
-outside of the body are seen like all others. Only what has no row is stored (``jobs.calling.stored``).
+outside of the body are seen like all others. Only what has no row is stored (``jobs.store.stored``).
 """
 
 from __future__ import annotations

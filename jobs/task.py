@@ -109,8 +109,6 @@ class Task(celery.Task):
     rate: str | float | None = None
     limit_key: Any = None
 
-    #: The limit that a claim heeds, out of the options above.
-
     #: What is wrong with the options above.
     declared_wrong: ClassVar[Exception | None] = None
 
@@ -248,7 +246,9 @@ class Task(celery.Task):
             django.db.IntegrityError: a ``task_id`` that a job already has.
         """
         options |= {"task_id": task_id, "link": link, "link_error": link_error, "shadow": shadow}
-        retry_of = self._run if options.pop("is_retry", False) else None
+        run = self._run
+        # A project's own ``apply_async`` may call others of this task meanwhile: the retry has the job's id.
+        retry_of = run if run is not None and run.is_retrying and task_id == run.job.task_id else None
         if not (is_stock := self.is_stock()):
             check_call(options)
         if is_stock or is_eager(self._get_app()):
@@ -450,11 +450,14 @@ class Task(celery.Task):
         cause = exc or sys.exc_info()[1]
         if isinstance(cause, EffectParked):
             raise cause
-        if self._run is not None:
-            self._run.retries_itself = True
-            # By this ``apply_async`` knows that there is nothing to send.
-            options["is_retry"] = True
-        return super().retry(args, kwargs, exc, **options)
+        if (run := self._run) is None:
+            return super().retry(args, kwargs, exc, **options)
+        # By the second ``apply_async`` knows that there is nothing to send.
+        run.retries_itself = run.is_retrying = True
+        try:
+            return super().retry(args, kwargs, exc, **options)
+        finally:
+            run.is_retrying = False
 
     def on_replace(self, sig: Any) -> Any:
         """As Celery's; but what the body did before and the task that replaces it are one commit."""

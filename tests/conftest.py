@@ -350,10 +350,10 @@ def declare():
 
     made = []
 
-    def body(user_id=None):
+    def nothing(user_id=None):
         pass
 
-    def declare(base=Task, name=None, **options):
+    def declare(base=Task, name=None, body=nothing, **options):
         made.append(name or f"tests.declared{time.monotonic_ns()}")
         return current_app._task_from_fun(body, name=made[-1], base=base, **options)
 

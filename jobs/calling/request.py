@@ -17,13 +17,12 @@ from jobs.lifecycle.redaction import TEXTS, Shown
 from jobs.models import Job
 from jobs.models.values import decoded
 
-#: What follows a task, as a request and as a call name it; and of a call without options.
+#: What follows a task, as a request and as a call name it.
 _EMBEDDED = {"callbacks": "link", "errbacks": "link_error", "chain": "chain", "chord": "chord"}
-_NOTHING = dict.fromkeys(_EMBEDDED)
 
 
 def make(job: Job, task: Any, app: Celery, hostname: str) -> Context:
-    """The request of a claimed job, as Celery's tracer makes it of a message, but for what follows it.
+    """The request of a claimed job, as Celery's tracer makes it of a message.
 
     It differs from a message's in this: there is no delivery tag, ``redelivered`` says that an earlier run was given
     back, and ``retries``, ``eta`` and ``expires`` are those of the row.
@@ -44,11 +43,9 @@ def make(job: Job, task: Any, app: Celery, hostname: str) -> Context:
             "priority": priority,
             "redelivered": job.lease > 1 + job.retries + job.snoozes,
         },
-        "args": decoded(job.args),
-        "kwargs": decoded(job.kwargs),
         "is_eager": False,
         "called_directly": False,
-        **_NOTHING,
+        **given(job),
     }
     if own and conf().REDACT is not None:
         # Those of a call by name came with the message.
@@ -95,10 +92,15 @@ def _origin(pid: int) -> str:
     return str(anon_nodename())
 
 
+def given(job: Job) -> dict[str, Any]:
+    """What the body of Celery's message has: the arguments, and what follows the task. Each time a copy."""
+    return {"args": decoded(job.args), "kwargs": decoded(job.kwargs), **embedded(job.options)}
+
+
 def embedded(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What Celery's message has beside the arguments."""
+    """What it has beside the arguments."""
     # Their arguments are of the types that the caller gave, too.
-    return {name: decoded(options.get(option)) for name, option in _EMBEDDED.items()} if options else dict(_NOTHING)
+    return {name: decoded(options.get(option)) for name, option in _EMBEDDED.items()}
 
 
 def _iso(moment: Any) -> str | None:

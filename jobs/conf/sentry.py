@@ -11,12 +11,17 @@ from typing import Any, TypeVar
 Call = TypeVar("Call", bound=Callable[..., Any])
 
 
+def _wrapper(name: str) -> Any:
+    """A wrapper of its Celery integration; None without it."""
+    return getattr(sys.modules.get("sentry_sdk.integrations.celery"), name, None)
+
+
 def traced(call: Call) -> Call:
     """Wrap a task's method as Sentry wraps Celery's ``apply_async``: in a span, and with its trace in ``headers=``."""
 
     @wraps(call)
     def around(*args: Any, **kwargs: Any) -> Any:
-        wrap = getattr(sys.modules.get("sentry_sdk.integrations.celery"), "_wrap_task_run", None)
+        wrap = _wrapper("_wrap_task_run")
         return (call if wrap is None else wrap(call))(*args, **kwargs)
 
     return around  # type: ignore[return-value]
@@ -29,7 +34,7 @@ def around(step: str, task: Any, call: Any) -> Any:
         step: ``_wrap_tracer``, the whole run, for its scope and transaction; or ``_wrap_task_call``, for its span, and
             for the event of what it raises.
     """
-    wrap = getattr(sys.modules.get("sentry_sdk.integrations.celery"), step, None)
+    wrap = _wrapper(step)
     return call if wrap is None else wrap(task, call)
 
 

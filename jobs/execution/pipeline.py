@@ -79,32 +79,39 @@ def _traced(run: Run, *given: Any) -> None:
 def _call(run: Run) -> Any:
     """From the begin to the settle; what it returns or raises is what Celery is told."""
     job, request = run.job, run.request
-    try:
+    with settlement.unmasked():
         try:
-            tracer.begin(run)
-        except Exception as exc:
-            settlement.settle(run, exc)
-        reach("after_claim")
-        with extensions.around("around", run):
-            if "v" in job.options and calls.is_newer(job.options):
-                settlement.write(run, lambda: transitions.hand_back(job, NEWER_PAUSE))
-                run.report(logging.WARNING, "left to the workers of a later release", "handed_back")
-                raise Ignore()
-            log(logging.DEBUG, job, "started", "started")
-            before = run.enter()
             try:
-                return _holding_lock(run) if "lock" in run.task.key_templates else _perform(run)
-            finally:
-                current.reset(before)
-    except Exception as exc:
-        settlement.let_end(exc)
-        raise
-    finally:
-        # What follows the job is written with its end: Celery must not send it once more.
-        request.callbacks = request.errbacks = request.chain = request.chord = None
-        if run.released:
-            wake_left(run)
-        databases.tidy(run.using)
+                tracer.begin(run)
+            except Exception as exc:
+                settlement.settle(run, exc)
+            _give(run)
+            reach("after_claim")
+            with extensions.around("around", run):
+                if "v" in job.options and calls.is_newer(job.options):
+                    settlement.write(run, lambda: transitions.hand_back(job, NEWER_PAUSE))
+                    run.report(logging.WARNING, "left to the workers of a later release", "handed_back")
+                    raise Ignore()
+                log(logging.DEBUG, job, "started", "started")
+                before = run.enter()
+                try:
+                    return _holding_lock(run) if "lock" in run.task.key_templates else _perform(run)
+                finally:
+                    current.reset(before)
+        finally:
+            # What follows the job is written with its end: Celery must not send it once more.
+            request.callbacks = request.errbacks = request.chain = request.chord = None
+            if run.released:
+                wake_left(run)
+            databases.tidy(run.using)
+
+
+def _give(run: Run) -> None:
+    """Each attempt begins with what the call gave: a handler, or an attempt that was rolled back, may have changed it.
+
+    A retry is made of it.
+    """
+    run.request.update(request.given(run.job))
 
 
 def receive(task: Any, context: Any, args: Any, kwargs: Any) -> Any:
@@ -196,8 +203,7 @@ def _perform(run: Run) -> Any:
                 del exc
                 time.sleep(random.uniform(0, pause))
                 run.planned.clear()
-                # A body may have changed what it was given.
-                run.request.update(args=decoded(run.job.args), kwargs=decoded(run.job.kwargs))
+                _give(run)
                 settlement.write(run, lambda: transitions.owns(run.job))
             # Celery's autoretry may have made a retry of a conflict: then it comes again in its time.
             case Raised(exc) | Conflict(Retry() as exc):
@@ -212,10 +218,8 @@ def _attempt(run: Run) -> Committed | Conflict | Lost | Raised:
     run.result = run.replacement = source = None
     reached, is_lost = "begin", False
     try:
-        # Each attempt has its own: a body may change what it was given. So may it of the request.
+        # A body may change what it was given, and a retry is made of the request's.
         args, kwargs = decoded(job.args), decoded(job.kwargs)
-        if job.options:
-            run.request.update(request.embedded(job.options))
         at = store.of(using)
         # Where there is one writer the worker's processes take turns.
         with at.turn() if task.atomic else _NOTHING, transaction.atomic(using) if task.atomic else _NOTHING:

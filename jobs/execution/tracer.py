@@ -22,6 +22,7 @@ from celery.utils.saferepr import saferepr
 from kombu.exceptions import EncodeError
 
 from jobs.errors import Snooze
+from jobs.execution import settlement
 from jobs.lifecycle.run import Run
 
 #: Celery's own: projects set its level.
@@ -30,8 +31,6 @@ celery_logger = logging.getLogger("celery.app.trace")
 
 def enter(run: Run) -> None:
     """From now on the task is Celery's current one, and this is its request."""
-    # Where results are read from the rows a run has nothing to tell the result backend.
-    run.tells_backend = not getattr(run.task.backend, "reads_rows", False)
     push_current_task(run.task)
     run.task.request_stack.push(run.request)
 
@@ -42,6 +41,8 @@ def begin(run: Run) -> None:
     key, args, kwargs = request.id, request.args, request.kwargs
     signals.task_prerun.send(sender=task, task_id=key, task=task, args=args, kwargs=kwargs)
     try:
+        # Where results are read from the rows a run has nothing to tell the result backend.
+        run.tells_backend = not getattr(task.backend, "reads_rows", False)
         task.app.loader.on_task_init(key, task)
         if task.track_started and run.tells_backend and not request.ignore_result:
             meta = {"pid": os.getpid(), "hostname": request.hostname}
@@ -55,7 +56,7 @@ def begin(run: Run) -> None:
 
 def tell_success(run: Run) -> None:
     """The job has succeeded, with ``run.result``."""
-    task, request = run.task, run.request
+    task, request, run.state = run.task, run.request, states.SUCCESS
     if run.tells_backend:
         try:
             task.backend.mark_as_done(request.id, run.result, request, not request.ignore_result)
@@ -63,7 +64,7 @@ def tell_success(run: Run) -> None:
             # The project's own result backend cannot keep what the row keeps.
             tell(run, exc)
             return
-    run.state, runtime = states.SUCCESS, time.monotonic() - run.entered
+    runtime = time.monotonic() - run.entered
     about = request.id, request.args, request.kwargs
     _handle(run, "on_success", run.result, *about)
     signals.task_success.send(sender=task, result=run.result, runtime=runtime)
@@ -95,14 +96,15 @@ def tell(run: Run, exc: Exception) -> None:
 
 
 def tell_broken(run: Run, exc: Exception) -> None:
-    """A step of this file failed, because the result backend is away, say. What came of the job stands in its row."""
-    about = {"task_id": run.request.id, "args": run.request.args, "kwargs": run.request.kwargs, "request": run.request}
+    """Telling failed, because the result backend is away, say. What came of the job stands in its row."""
+    request = {name: value for name, value in vars(run.request).items() if name != "jobs_run"}
+    about = {"task_id": run.request.id, "args": run.request.args, "kwargs": run.request.kwargs, "request": request}
     einfo = ExceptionInfo((type(exc), exc, exc.__traceback__))
     signals.task_internal_error.send(sender=run.task, exception=exc, traceback=exc.__traceback__, einfo=einfo, **about)
 
 
 def leave(run: Run) -> None:
-    """The run is over. Without a state the process was told to end."""
+    """The run is over. Without a state the process was told to end, or nobody could be told what came of it."""
     task, request = run.task, run.request
     value = run.told if run.told is not None else run.result
     try:
@@ -124,4 +126,5 @@ def _handle(run: Run, name: str, *args: Any) -> None:
     try:
         getattr(run.task, name)(*args)
     except Exception as exc:
+        settlement.let_end(exc)
         celery_logger.exception("Task %s[%s] %s handler raised: %r", run.task.name, run.request.id, name, exc)

@@ -145,7 +145,7 @@ class Board:
     wants_events = _shared("?", 41)
     #: Whether the worker was told to claim nothing more, and to finish what it runs.
     is_quiet = _shared("?", 42)
-    #: Whether jobs are held back somewhere .
+    #: Whether jobs are held back somewhere.
     holds = _shared("?", 43)
     #: How many claims of this node found something, roughly.
     finds = _shared("q", 48)

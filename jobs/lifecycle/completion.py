@@ -15,7 +15,7 @@ from jobs.store.base import owned as owned
 def succeed(job: Job, result: Any, runtime: float, source: Job | None = None) -> bool:
     """The last statement of the body's own transaction, so that effects and completion are one commit.
 
-    False: the job was given to another run, or was asked to end (``lifecycle.heed``).
+    False: the job was given to another run, or was asked to end (``transitions.heed``).
 
     Parameters:
         runtime: seconds since the body began; the row was claimed before that, together with others.

@@ -40,6 +40,8 @@ class Run:
     planned: list[Job] = field(default_factory=list)
     #: Whether the body, or Celery's autoretry, called ``Task.retry()``, and so decides how often.
     retries_itself: bool = False
+    #: Celery's ``Task.retry()`` is about to call ``apply_async`` for it.
+    is_retrying: bool = False
     #: What the body returned.
     result: Any = None
     #: The signature that takes its place (``Task.replace()``).

@@ -4,7 +4,6 @@ import datetime
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -115,12 +114,15 @@ def _let_go(using: str) -> int:
 
 
 def _can_import(job: Job) -> bool:
-    """Whether an extension finds its task; each is asked once in a worker's life."""
+    """Whether an extension finds its task. What was found, or raised, is not asked for again in a worker's life."""
     if job.task not in _imported:
-        _imported[job.task] = False
         # Code of the project may raise anything.
-        with suppress(Exception):
-            _imported[job.task] = any(find(job) is not None for find in extensions.through("find"))
+        try:
+            if not any(find(job) is not None for find in extensions.through("find")):
+                return False
+            _imported[job.task] = True
+        except Exception:
+            _imported[job.task] = False
     return _imported[job.task]
 
 

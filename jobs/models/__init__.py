@@ -445,7 +445,7 @@ class Lock(models.Model):
 class StoredResult(models.Model):
     """Results of tasks that are no jobs, the state that a running job tells (``update_state``), and saved groups.
 
-    See ``jobs.calling.stored``.
+    See ``jobs.store.stored``.
     """
 
     is_beside = True

@@ -272,7 +272,7 @@ class Store:
     # A run
 
     def prepare_body(self) -> None:
-        """Before a body's transaction."""
+        """A body comes next, in its transaction if it has one."""
 
     def turn(self) -> AbstractContextManager[Any]:
         """The time in which this process may write."""

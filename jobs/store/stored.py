@@ -35,7 +35,10 @@ def packed(key: str, meta: str, expires: float | None, lease: int) -> bytes:
 
 
 def write_said(side: SideDatabase, text: bytes) -> None:
-    """What was packed; not over what a later run said, nor over somebody's wish that the run should end."""
+    """What was packed; not over what a later run said, nor over somebody's wish that the run should end.
+
+    MariaDB cannot ask that in the same statement: there the last one wins.
+    """
     key, meta, expires, lease = json.loads(text)
     sql, values = _upsert(), [key, meta, lease, expires or None]
     if of(home()).compares:

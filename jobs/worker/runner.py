@@ -201,19 +201,25 @@ class Runner:
         must_renew = time.monotonic() - claimed_at > OLD or not task.atomic or "lock" in task.key_templates
         if must_renew and not self._renew(job):
             return run
-        if board.wants_events:
-            celery_events.send_start(run)
+        self._tell_events(celery_events.send_start, run)
         pipeline.run(run)
         took = time.monotonic() - run.entered
         if isinstance(run.told, settlement.NotSettled):
             self._unsettled.append(job)
-        if board.wants_events:
-            celery_events.send_outcome(run, took)
+        self._tell_events(celery_events.send_outcome, run, took)
         if task.run_over is not None:
             task.run_over(job)
         self._done += 1
         self._learn(job.task, took, run.told)
         return run
+
+    def _tell_events(self, send: Callable[..., None], run: Run, *more: Any) -> None:
+        """Events are news: what goes wrong with one, of a value that cannot be shown, say, does not end the process."""
+        if board.wants_events:
+            try:
+                send(run, *more)
+            except Exception as exc:
+                log(logging.WARNING, run.job, f"no event tells of it: {exc!r}", "event_lost")
 
     def _name(self, run: Run, batch: int) -> None:
         """Make the request, and say on the board what is run, and until when.

@@ -78,7 +78,7 @@ def awaited(job: Job, error: Mapping[str, Any]) -> Callable[[], None] | None:
     """What is to be written with the end of a job without success, if somebody has to be told of it.
 
     These are errbacks, a chord, the rest of its chain. And the result backend, if it is not ours and no body has
-    raised: then Celery's tracer tells it.
+    raised: then the run tells it.
     """
     # Somebody may have edited the row by hand.
     options = job.options if isinstance(job.options, dict) else {}
@@ -114,7 +114,7 @@ def tell(app: Celery, job: Job) -> None:
     task = app.tasks.get(job.task)
     backend = app.backend if task is None else task.backend
     context = request.make(job, task, app, gethostname())
-    context.update(request.embedded(job.options), jobs_run=False)
+    context.jobs_run = False
     is_kept = not context.ignore_result
     with calls_are_rows(str(job._state.db)), _as_if_in(task, context):
         if job.state == State.SUCCEEDED:

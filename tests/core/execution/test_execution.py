@@ -513,12 +513,13 @@ def test_what_a_body_held_is_gone_before_the_next_one_begins(runner, monkeypatch
     assert left == ([0, 0, 0] if error == "deadlock" else [0, 0])
 
 
-def test_a_call_whose_followers_nobody_can_read_fails(monkeypatch):
+def test_a_call_whose_followers_nobody_can_read_fails(runner, monkeypatch):
     def embedded(options):
         raise LookupError("a type that is not known here")
 
     monkeypatch.setattr("jobs.calling.request.embedded", embedded)
-    assert deliver(tasks.effect.apply_async(("a",), link=tasks.noop.si()))[0] == "FAILURE"
+    tasks.effect.delay("a")
+    assert runner.run_batch()
     assert Job.objects.get().state == "failed"
 
 
