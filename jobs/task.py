@@ -452,7 +452,7 @@ class Task(celery.Task):
             raise cause
         if (run := self._run) is None:
             return super().retry(args, kwargs, exc, **options)
-        # By the second ``apply_async`` knows that there is nothing to send.
+        # While ``is_retrying`` is true, ``apply_async`` plans the retry, and sends nothing.
         run.retries_itself = run.is_retrying = True
         try:
             return super().retry(args, kwargs, exc, **options)

@@ -99,6 +99,8 @@ def given(job: Job) -> dict[str, Any]:
 
 def embedded(options: Mapping[str, Any]) -> dict[str, Any]:
     """What it has beside the arguments."""
+    if not options:
+        return dict.fromkeys(_EMBEDDED)
     # Their arguments are of the types that the caller gave, too.
     return {name: decoded(options.get(option)) for name, option in _EMBEDDED.items()}
 

@@ -131,7 +131,7 @@ class Store:
     has_notify = False
     #: All writers of the database take turns, so that a body keeps every other one from writing.
     has_one_writer = False
-    #: The server says who waits for whom, and ends a session.
+    #: A session of the server may be ended from another one.
     has_sessions = False
     #: What a claim records of the server's session that serves it.
     session_id: Any = None
