@@ -24,7 +24,8 @@ def rename(directory: Path, name: str) -> None:
             f"JOBS_IMPORT_NAME={name!r} must be a name of at most 13 small letters, digits and underscores"
         )
     package = (directory / "jobs").rename(directory / name)
-    (package / "templates" / "jobs").rename(package / "templates" / name)
+    for templates in list(package.rglob("templates/jobs")):
+        templates.rename(templates.parent / name)
     models = "".join(path.read_text() for path in package.rglob("*.py"))
     tables = "|".join(re.findall(r'db_table = "jobs_(\w+)"', models))
     names = [path.stem for path in package.iterdir() if path.stem.isidentifier()]

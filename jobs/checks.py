@@ -24,7 +24,7 @@ from jobs import extensions, store
 from jobs.calling.options import says_how_to_retry
 from jobs.conf import conf, did_you_mean, import_tasks, private, problems
 from jobs.maintenance import zombies
-from jobs.models import Job
+from jobs.models import Job, tables
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -66,6 +66,8 @@ E019 A task of the project cannot be declared: {exc}
   -> Correct the declaration that it names; no worker starts, and no process that imports it.
 E020 JOBS['EVENT_BROKER'] is set, and JOBS['SERVICE'] is not: others know the events, and the queue, by that name.
   -> Set JOBS['SERVICE'] to a name that no other service has: 'billing'.
+E021 JOBS[{name!r}] is set, and {app}, which alone reads it, is not installed.
+  -> Add {app!r} to INSTALLED_APPS, and run manage.py migrate; or remove the setting.
 W001 The app's task_cls is not jobs.Task: only tasks with base=jobs.Task are transactional.
   -> Use Celery("proj", task_cls="jobs.task:Task"), or ignore this if it is what you want.
 W002 task_always_eager runs tasks in their caller: no call is a row, and none of the promise holds.
@@ -184,6 +186,9 @@ def check_settings() -> Iterator[CheckMessage]:
         yield say("E013", exc=exc)
     if conf().EVENT_BROKER is not None and conf().SERVICE is None:
         yield say("E020")
+    for name, app in extensions.unread_settings().items():
+        if getattr(settings, "JOBS", {}).get(name) is not None:
+            yield say("E021", name=name, app=app)
     for name in ("RETENTION", "RETENTION_FAILED", "MARKER_RETENTION"):
         seconds = getattr(conf(), name)
         if seconds is not None and seconds < SHORT:
@@ -224,7 +229,7 @@ def check_routing() -> Iterator[CheckMessage]:
         router.db_for_write(model)
         for model in apps.get_models()
         if model._meta.managed
-        and model._meta.app_label != label
+        and model not in tables()
         and not model._meta.app_config.name.startswith("django.contrib.")
     }
     if elsewhere and home not in elsewhere:

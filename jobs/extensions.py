@@ -7,21 +7,22 @@ import path is public stands in ``jobs``. These of its files are read, if they a
     a subclass of :class:`Extension`: its part in what the core does; read when a task is declared, or later.
 ``__init__.py``
     ``PUBLIC``: names of ``jobs`` and of its packages (``testing.assert_idempotent``), and in which of its modules each
-    is.
+    is. Of an app of its own also ``SETTINGS``: the keys of ``settings.JOBS`` that mean nothing without it.
 ``early.py``
     what has to be there as soon as ``jobs`` is imported: it imports neither models nor settings.
 ``models.py``
-    its tables, of the app ``jobs``, and ``COLUMNS`` and ``INDEXES`` that it adds to a job's row: a call may say such a
-    column, and a claim reads it; read with the core's models.
+    its tables, and ``COLUMNS`` and ``INDEXES`` that it adds to a job's row: a call may say such a column, and a claim
+    reads it; read with the core's models.
 ``admin.py``, ``checks.py``, ``commands.py``, ``rules.py``, ``tasks.py``, ``urls.py``
     its pages, system checks, subcommands of ``manage.py jobs``, rules of ``verify``, tasks and URLs; read with the
     core's.
 ``actions.py``
     what else people may do to jobs; read with the core's operations.
 ``templates``
-    what its pages ``render``. Django looks for templates in the app's folder only.
+    what its pages ``render``. Django looks for templates in the folders of apps only.
 ``apps.py``
-    makes it a Django app of its own. It takes part if its name is in ``INSTALLED_APPS``. The others always do.
+    an :class:`OwnApp`: it is a Django app of its own, with its label, tables and migrations, and takes part if its name
+    is in ``INSTALLED_APPS``. The others are parts of the app ``jobs``, and always do.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from django.apps import AppConfig, apps
+from django.core.exceptions import ImproperlyConfigured
 
 from jobs.doors import Extension
 
@@ -57,11 +61,37 @@ def begin() -> None:
 @cache
 def present() -> dict[str, Path]:
     """The extensions that take part."""
-    from django.apps import apps
-
     apps.check_apps_ready()
     own_app = {name for name, folder in folders().items() if (folder / "apps.py").exists()}
     return {name: folder for name, folder in folders().items() if name not in own_app or apps.is_installed(name)}
+
+
+class OwnApp(AppConfig):
+    """An extension that is a Django app of its own."""
+
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def import_models(self) -> None:
+        # They read this app's models, and not the other way round; it may stand before ``jobs``.
+        import_module(f"{__package__}.models")
+        super().import_models()
+
+
+def app_configs() -> list[AppConfig]:
+    """The app ``jobs``, and the extensions that are apps of their own."""
+    return [each for each in apps.get_app_configs() if each.name == __package__ or each.name in present()]
+
+
+def need(name: str) -> None:
+    """Raise ``ImproperlyConfigured`` if an extension that is an app of its own is not installed."""
+    if name not in present():
+        cure = f"add {name!r} to INSTALLED_APPS, and run manage.py migrate"
+        raise ImproperlyConfigured(f"{name} is not installed: {cure}")
+
+
+def unread_settings() -> dict[str, str]:
+    """The keys of ``settings.JOBS`` that only extensions read that are not installed, and the extension of each."""
+    return {key: name for name in folders().keys() - present().keys() for key in import_module(name).SETTINGS}
 
 
 def modules(name: str) -> Iterator[ModuleType]:

@@ -22,6 +22,8 @@ INSTALLED_APPS = [
     "django.contrib.messages",
     "django.contrib.staticfiles",
     "jobs",
+    "jobs.events",
+    "jobs.contrib.event_broker",
     "shop",
 ]
 MIDDLEWARE = [

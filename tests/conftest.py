@@ -13,7 +13,6 @@ from typing import NoReturn
 
 import pytest
 from celery import current_app
-from django.apps import apps
 from django.conf import settings
 from django.db import connection, connections, transaction
 from django.db.backends.base.base import NO_DB_ALIAS
@@ -27,7 +26,7 @@ from xdist.scheduler import LoadScopeScheduling
 from jobs.conf import celery_settings, syncpoints
 from jobs.lifecycle.board import board
 from jobs.maintenance import clock
-from jobs.models import Job
+from jobs.models import tables
 from tests.helpers import servers
 
 FAULTS = Path(__file__).parent / "faults"
@@ -210,7 +209,7 @@ def second(tmp_path, settings, transactional_db):
     connections["second"] = connections[NO_DB_ALIAS] = wrapper
     try:
         with connections["second"].schema_editor() as editor:
-            for model in apps.get_app_config(Job._meta.app_label).get_models():
+            for model in tables():
                 if not model._meta.proxy:
                     editor.create_model(model)
         settings.JOBS = {**settings.JOBS, "DATABASES": ["default", "second"]}
@@ -287,7 +286,7 @@ def _empty_broker() -> None:
 
         side = SideDatabase()
         with side.cursor() as cursor:
-            for model in apps.get_app_config(Job._meta.app_label).get_models():
+            for model in tables():
                 if getattr(model, "is_beside", False):
                     cursor.execute(f"DELETE FROM {model._meta.db_table}")
         side.close()

@@ -36,8 +36,6 @@ queue result retries root_id run_at started_at state task
 
 def surface() -> dict[str, set[str]]:
     """By kind, such as ``setting``: the names."""
-    from django.apps import apps
-
     import pytest_jobs
     from jobs import conf, extensions, models, signals, testing, urls
     from jobs.checks import TEXTS
@@ -60,9 +58,9 @@ def surface() -> dict[str, set[str]]:
         "url": (f"jobs:{each.name} {each.pattern}" for each in urls.urlpatterns),
         "state": models.State.values,
         "permission": {
-            f"jobs.{codename}" for model in apps.get_app_config("jobs").get_models() for codename in _permissions(model)
+            f"{model._meta.app_label}.{codename}" for model in models.tables() for codename in _permissions(model)
         }
-        & set(re.findall(r"`(jobs\.\w+)`", (ROOT / "docs" / "reference" / "permissions.md").read_text())),
+        & set(re.findall(r"`(jobs\w*\.\w+)`", (ROOT / "docs" / "reference" / "permissions.md").read_text())),
         "column of Job": (name for name in JOB if hasattr(models.Job, name)),
         "exception": _first(docs["errors"]()),
         "fixture": (name for name in testing.__all__ if hasattr(pytest_jobs, name)),

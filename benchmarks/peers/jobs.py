@@ -23,8 +23,9 @@ class Jobs(Peer):
         from jobs.conf import celery_settings
 
         url = broker_url(self.broker) if self.broker else "jobs://"
-        found = {"INSTALLED_APPS": ["jobs"], **celery_settings(url, prefix="CELERY_")}
+        found = {"INSTALLED_APPS": ["jobs", "jobs.events"], **celery_settings(url, prefix="CELERY_")}
         if self.is_service:
+            found["INSTALLED_APPS"] += ["jobs.contrib.event_broker"]
             found["JOBS"] = {"SERVICE": os.environ.get("BENCH_SERVICE", "here"), "EVENT_BROKER": url}
         return found
 
@@ -46,10 +47,9 @@ class Jobs(Peer):
         task.delay_many([(number,) for number in numbers])
 
     def purge(self) -> None:
-        from django.apps import apps
+        from jobs.models import tables
 
-        models = apps.get_app_config("jobs").get_models()
-        truncate(model._meta.db_table for model in models if model._meta.managed and not model._meta.proxy)
+        truncate(model._meta.db_table for model in tables() if model._meta.managed and not model._meta.proxy)
         if self.broker == "redis":
             flush_redis()
         elif self.broker:

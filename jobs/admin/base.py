@@ -24,7 +24,7 @@ from django.urls import path
 from django.views.decorators.http import require_POST
 
 from jobs.lifecycle.redaction import veil
-from jobs.models import Job
+from jobs.models import label_of
 from jobs.models.values import scrub
 
 LAST = "last"  #: In the URL, beside ``after,...`` and ``before,...``: the page with the oldest rows.
@@ -300,8 +300,8 @@ def apart(view: Any) -> Any:
 
 
 def may(request: HttpRequest, codename: str) -> bool:
-    """Whether the user has a permission of this app, whatever label the project gave the app."""
-    return bool(request.user.has_perm(f"{Job._meta.app_label}.{codename}"))
+    """Whether the user has a permission of ours, whatever label the project gave the app."""
+    return bool(request.user.has_perm(f"{label_of(codename)}.{codename}"))
 
 
 def why_of(request: HttpRequest) -> str:

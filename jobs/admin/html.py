@@ -19,7 +19,7 @@ from django.utils.translation import gettext_lazy as _
 from jobs import extensions
 from jobs.inspection.times import duration
 from jobs.lifecycle.redaction import Shown
-from jobs.models import Job, State
+from jobs.models import Job, State, label_of
 from jobs.models.values import scrub
 from jobs.operations.selection import DIGITS
 
@@ -95,7 +95,7 @@ def _brief(value: Any) -> str:
 
 def url_of(page: str, *args: Any, **query: Any) -> str:
     """The URL of a page such as ``job_change``, whatever label the project gave the app."""
-    url = reverse(f"admin:{Job._meta.app_label}_{page}", args=args)
+    url = reverse(f"admin:{label_of(page)}_{page}", args=args)
     return f"{url}?{urlencode(query)}" if query else url
 
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from jobs.events.declare import EventType, Handled, event, handler
 
 PUBLIC = {"testing.assert_fits": "fits"}
+SETTINGS = ("RETENTION_EVENTS",)
 
 __all__ = ["EventType", "Handled", "event", "handler"]
 

@@ -8,7 +8,11 @@ from django.db.models import Q
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
+from jobs import extensions
 from jobs.models.fields import JSONText, Sparse, uuid7
+
+# Else they would be tables of the app ``jobs``.
+extensions.need(__package__)
 
 #: The header of a handler's job that says which event it handles.
 EVENT_HEADER = "event"

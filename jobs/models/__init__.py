@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import uuid
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.db import models
@@ -474,7 +475,7 @@ class Instance(models.Model):
         db_table = "jobs_instance"
 
 
-# The tables of extensions are the app's own: ``from jobs.models import Schedule``.
+# The tables of extensions are here as well: ``from jobs.models import Schedule``.
 if TYPE_CHECKING:
     from jobs.models.added import *  # noqa: F403
 for _module in extensions.modules("models"):
@@ -492,3 +493,15 @@ for _module in extensions.modules("models"):
 _DEFAULTS: dict[str, Any] = {
     field.attname: None if callable(field.default) else field.get_default() for field in Job._meta.concrete_fields
 } | {"run_at": Now()}
+
+
+def tables() -> list[type[models.Model]]:
+    """All models of ours, also those of extensions that are apps of their own."""
+    return [kind for config in extensions.app_configs() for kind in config.get_models()]
+
+
+@cache
+def label_of(name: str) -> str:
+    """The label of the app that has a page (``event_change``) or a permission (``view_event``): one word is a model."""
+    words = name.split("_")
+    return next((kind._meta.app_label for kind in tables() if kind._meta.model_name in words), Job._meta.app_label)

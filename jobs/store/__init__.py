@@ -13,7 +13,7 @@ from django.db.backends.signals import connection_created
 from django.db.models.signals import post_migrate
 
 from jobs.conf import conf
-from jobs.models import Job
+from jobs.models import tables
 from jobs.store.base import Store
 from jobs.store.mysql import MySQL
 from jobs.store.postgresql import PostgreSQL
@@ -35,8 +35,9 @@ def _prepare(connection: Any, **kwargs: Any) -> None:
 
 def _complete(app_config: Any, using: str, **kwargs: Any) -> None:
     # Django's ``flush`` sends the signal as well, without a plan: it changes no schema.
-    if app_config.label == Job._meta.app_label and "plan" in kwargs:
-        of(using).complete_schema(router.get_migratable_models(app_config, using))
+    ours = [model for model in router.get_migratable_models(app_config, using) if model in tables()]
+    if ours and "plan" in kwargs:
+        of(using).complete_schema(ours)
 
 
 def of(using: str) -> Store:

@@ -9,7 +9,6 @@ from contextlib import closing, contextmanager, suppress
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
 from django.db import (
     DataError,
@@ -28,7 +27,7 @@ from django.db.utils import load_backend
 
 from jobs.conf import conf
 from jobs.conf.logs import logger
-from jobs.models import Job
+from jobs.models import Job, tables
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Model)
@@ -483,8 +482,7 @@ def _new_connection(alias: str) -> BaseDatabaseWrapper:
 
 
 def _create_tables(connection: BaseDatabaseWrapper) -> None:
-    every = apps.get_app_config(Job._meta.app_label).get_models()
-    models = {model._meta.db_table: model for model in every if getattr(model, "is_beside", False)}
+    models = {model._meta.db_table: model for model in tables() if getattr(model, "is_beside", False)}
     if models.keys() - connection.introspection.table_names():
         with connection.schema_editor() as editor:
             # Asked again inside the write lock: another process may have been faster.

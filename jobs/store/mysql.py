@@ -69,7 +69,10 @@ class MySQL(base.Store):
         which is NULL where the condition does not hold. Keys are compared letter by letter, as on other databases:
         by a server's default "a" is "A", and one of two jobs would be taken for the other.
         """
+        # What another app adds may not be migrated yet.
+        present = set(self.connection.introspection.table_names())
         tables = {model._meta.db_table: model for model in models if not model._meta.proxy}
+        tables = {name: model for name, model in tables.items() if name in present}
         # A foreign key keeps the server from changing the text that it points at. Those are ids that this app makes.
         tied = {table for model in tables.values() for table in _tied(model)}
         exact = "utf8mb4_nopad_bin" if self.connection.mysql_is_mariadb else "utf8mb4_0900_bin"
@@ -84,7 +87,8 @@ class MySQL(base.Store):
     def _complete_table(self, editor: Any, model: Any) -> None:
         with self.connection.cursor() as cursor:
             there = self.connection.introspection.get_constraints(cursor, model._meta.db_table)
-        for index in (index for index in model._meta.indexes if index.condition is not None):
+        partial = (index for index in model._meta.indexes if index.condition is not None and index.name in there)
+        for index in partial:
             whole = _whole(index)
             # Django leaves out the condition only.
             if list(there[index.name]["columns"]) != [model._meta.get_field(name).column for name in whole.fields]:

@@ -7,6 +7,7 @@ import uuid
 import pytest
 from django.urls import reverse
 
+from jobs.admin.html import url_of
 from jobs.events.models import Event
 from jobs.models import Effect, Job, Marker
 from tests.helpers.redactions import SECRET, commands, failed, of_job, redact, text_of
@@ -46,7 +47,7 @@ def test_nobody_finds_it_out_by_a_search(settings, admin_client):
     Event.objects.create(name="shop.paid", source="shop", order_key=SECRET, data={"note": SECRET})
 
     def found(model: str, term: str) -> int:
-        response = admin_client.get(reverse(f"admin:jobs_{model}_changelist"), {"q": term})
+        response = admin_client.get(url_of(f"{model}_changelist"), {"q": term})
         return len(response.context["cl"].result_list)
 
     parts = [("job", "s3cret-4"), ("marker", "welcome:s3"), ("effect", "charge:s3")]

@@ -29,6 +29,7 @@ from django.utils import timezone, translation
 from django.utils.text import capfirst
 
 import jobs
+from jobs.admin.html import url_of
 from jobs.contrib.limits.limits import set_by_hand
 from jobs.contrib.operator import problems, status
 from jobs.contrib.operator.statistics import MINUTE
@@ -202,7 +203,7 @@ def look(german, client, url: str, *words: str, **query: str) -> str:
 
 
 def admin(name: str, *args: object) -> str:
-    return reverse(f"admin:jobs_{name}", args=args)
+    return url_of(name, *args)
 
 
 def alive(**more) -> Node:

@@ -15,7 +15,7 @@ from shop.services import sign_up
 LIST, EFFECTS, NODES, MARKERS, LIMITS = (
     reverse(f"admin:jobs_{name}_changelist") for name in ("job", "effect", "node", "marker", "limit")
 )
-EVENTS, SUBSCRIPTIONS = (reverse(f"admin:jobs_{name}_changelist") for name in ("event", "subscription"))
+EVENTS, SUBSCRIPTIONS = (reverse(f"admin:jobs_events_{name}_changelist") for name in ("event", "subscription"))
 DASHBOARD = reverse("admin:jobs_dashboard")
 VERIFY = reverse("admin:jobs_verify")
 
@@ -24,7 +24,7 @@ RUN = "button[name=index]"
 
 
 def change(row: Job | Effect | Event | Marker | Node | Subscription) -> str:
-    return reverse(f"admin:jobs_{row._meta.model_name}_change", args=[row.pk])
+    return reverse(f"admin:{row._meta.app_label}_{row._meta.model_name}_change", args=[row.pk])
 
 
 def job(**which: object) -> Callable[[], str]:

@@ -15,7 +15,7 @@ from celery.contrib.django.task import DjangoTask
 from django.core.checks import CheckMessage, run_checks
 from django.db import connections
 
-from jobs import checks
+from jobs import checks, extensions
 from jobs import conf as project
 from jobs.conf import celery_settings, conf, private, problems
 from jobs.task import Task
@@ -537,6 +537,14 @@ def test_events_need_two_connections_more(settings, monkeypatch):
     settings.JOBS = {**settings.JOBS, "SERVICE": "shop", "EVENT_BROKER": "amqp://localhost//"}
     [message] = checks.check_databases()
     assert (message.id, "'max_size': 4" in message.hint) == ("jobs.W032", True)
+
+
+def test_a_setting_of_an_app_that_is_not_installed_is_an_error(settings, monkeypatch):
+    """jobs.E021: nothing would read it."""
+    settings.JOBS = {**settings.JOBS, "RETENTION_EVENTS": 86400, "INSTANCE": None}
+    monkeypatch.setattr(extensions, "unread_settings", lambda: dict.fromkeys(["RETENTION_EVENTS", "INSTANCE"], "a.b"))
+    [message] = checks.check_settings()
+    assert (message.id, "Add 'a.b' to INSTALLED_APPS" in message.hint) == ("jobs.E021", True)
 
 
 # The book of ids

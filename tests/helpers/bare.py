@@ -9,5 +9,7 @@ from tests.settings import *  # noqa: F403
 from tests.settings import INSTALLED_APPS
 
 INSTALLED_APPS = [app for app in INSTALLED_APPS if not app.startswith("shop") and find_spec(app)]
-MIGRATION_MODULES = {"jobs": None}
+if "jobs.events" not in INSTALLED_APPS:
+    INSTALLED_APPS = [app for app in INSTALLED_APPS if app != "jobs.contrib.event_broker"]
+MIGRATION_MODULES = {"jobs": None, "jobs_events": None, "jobs_event_broker": None}
 ROOT_URLCONF = "tests.helpers.bare_urls"

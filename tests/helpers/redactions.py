@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 
 from django.core.management import call_command
-from django.urls import reverse
 
+from jobs.admin.html import url_of
 from tests.helpers.rows import make
 
 
@@ -44,7 +44,7 @@ def of_job(job) -> str:
 
 
 def text_of(client, *pages: tuple[str, list]) -> str:
-    return "".join(client.get(reverse(f"admin:jobs_{name}", args=args)).content.decode() for name, args in pages)
+    return "".join(client.get(url_of(name, *args)).content.decode() for name, args in pages)
 
 
 def hide_secrets(task: str, name: str, value):

@@ -14,7 +14,7 @@ from jobs.conf import OWN_TASKS, conf
 from jobs.contrib.crashtest.copies import Change, Row
 from jobs.contrib.crashtest.recorder import EFFECTS, SAFE, Operation
 from jobs.lifecycle.redaction import Shown
-from jobs.models import ENDED, Job, Marker, State
+from jobs.models import ENDED, Job, Marker, State, tables
 
 #: The fields of this app's own rows that are compared: what a body asked for. The other fields say how often, where and
 #: when it ran, or what this one run returned. A table of an extension says it by ``asked_for``.
@@ -73,7 +73,7 @@ class Outcome:
 
 def _asked_for(model: type[Model]) -> tuple[str, ...] | None:
     """The fields of this app's own models that are compared; None: it is the project's, and all are."""
-    if model._meta.app_label != Job._meta.app_label:
+    if model not in tables():
         return None
     return OWN_FIELDS.get(model) or getattr(model, "asked_for", ())
 

@@ -5,6 +5,11 @@ from typing import ClassVar
 
 from django.db import models
 
+from jobs import extensions
+
+extensions.need("jobs.events")
+extensions.need(__package__)
+
 
 class Position(models.Model):
     """How far a service's events of a name are: the last number that was given, or of another service, handed on."""

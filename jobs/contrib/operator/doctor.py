@@ -12,7 +12,7 @@ from django.core.management.base import CommandError
 from django.db import Error, connections
 from django.db.migrations.executor import MigrationExecutor
 
-from jobs import store
+from jobs import extensions, store
 from jobs.checks import driver
 from jobs.conf import celery_app, conf, import_tasks, worker_command
 from jobs.contrib.operator import problems, status
@@ -113,7 +113,8 @@ def _database(alias: str) -> Finding:
         databases.ask(alias, "SELECT 1")
         took = time.monotonic() - began
         executor = MigrationExecutor(connection)
-        targets = [node for node in executor.loader.graph.leaf_nodes() if node[0] == Job._meta.app_label]
+        ours = {config.label for config in extensions.app_configs()}
+        targets = [node for node in executor.loader.graph.leaf_nodes() if node[0] in ours]
         missing = executor.migration_plan(targets)
         marks = {} if missing else identity.marks(alias)
     except Error as exc:

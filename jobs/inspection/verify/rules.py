@@ -18,7 +18,6 @@ from datetime import UTC, timedelta
 from functools import cached_property
 from typing import Any
 
-from django.apps import apps
 from django.db import connections
 from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet
 from django.db.models.functions import Now
@@ -31,7 +30,7 @@ from jobs.inspection.counts import MOST, Head, heads, in_line, late_after, runni
 from jobs.lifecycle import queues
 from jobs.lifecycle.transitions import PARKED, TASK, now_plus
 from jobs.maintenance.clock import LONGEST_TICK
-from jobs.models import AWAITING, LIVE, UNSUCCESSFUL, Cancellation, Job, Marker, Node, State
+from jobs.models import AWAITING, LIVE, UNSUCCESSFUL, Cancellation, Job, Marker, Node, State, tables
 from jobs.store import databases
 
 HISTORY = 100_000  #: How many ended jobs are read, unless all are asked for.
@@ -244,7 +243,7 @@ class Search:
     def missing(self) -> Rows:
         connection, found = connections[self.using], []
         with connection.cursor() as cursor:
-            for model in apps.get_app_config(Job._meta.app_label).get_models():
+            for model in tables():
                 present = connection.introspection.get_constraints(cursor, model._meta.db_table)
                 names = [index.name for index in model._meta.indexes]
                 if connection.features.can_introspect_check_constraints:

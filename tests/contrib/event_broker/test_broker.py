@@ -50,7 +50,7 @@ from jobs.contrib.event_broker.models import Position
 from jobs.events import outbox, relay, replay
 from jobs.events.models import PARKED, UNSENT, Event, Relay, Subscription
 from jobs.lifecycle.board import board
-from jobs.models import LIVE, Job, Node
+from jobs.models import LIVE, Job, Node, tables
 from jobs.store import databases
 from jobs.testing import run_jobs
 from tests.contrib.events import tasks as told
@@ -96,10 +96,9 @@ def loyalty(tmp_path, transactional_db) -> Iterator[str]:
     connections["loyalty"] = connections[NO_DB_ALIAS] = wrapper
     try:
         with wrapper.schema_editor() as editor:
-            for label in (Job._meta.app_label, "tests"):
-                for model in apps.get_app_config(label).get_models():
-                    if not model._meta.proxy:
-                        editor.create_model(model)
+            for model in (*tables(), *apps.get_app_config("tests").get_models()):
+                if not model._meta.proxy:
+                    editor.create_model(model)
         with wrapper.cursor() as cursor:
             cursor.execute("PRAGMA journal_mode=WAL")
         yield "loyalty"

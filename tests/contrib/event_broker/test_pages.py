@@ -18,6 +18,6 @@ def test_a_replay_says_that_the_broker_is_away(admin_client, settings):
     settings.JOBS = {**settings.JOBS, "EVENT_BROKER": "amqp://guest:guest@127.0.0.1:1//"}
     event = row(relayed_at=timezone.now())
     form = {"keys": json.dumps([str(event.uuid)]), "to": "billing"}
-    found = admin_client.post(reverse("admin:jobs_event_replay"), form, follow=True)
+    found = admin_client.post(reverse("admin:jobs_events_event_replay"), form, follow=True)
     assert "refused" in html.unescape(found.content.decode()).partition("messagelist")[2][:300]
     assert not Action.objects.exists()

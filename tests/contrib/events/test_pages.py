@@ -28,8 +28,8 @@ from tests.helpers.rows import make
 
 pytestmark = pytest.mark.django_db
 
-LIST = reverse("admin:jobs_event_changelist")
-SUBSCRIPTIONS = reverse("admin:jobs_subscription_changelist")
+LIST = reverse("admin:jobs_events_event_changelist")
+SUBSCRIPTIONS = reverse("admin:jobs_events_subscription_changelist")
 
 
 def staff(client, *codenames: str):
@@ -45,7 +45,7 @@ def viewer(client):
 
 
 def page(event: Event) -> str:
-    return reverse("admin:jobs_event_change", args=[event.pk])
+    return reverse("admin:jobs_events_event_change", args=[event.pk])
 
 
 def text(client, url: str, **query: str) -> str:
@@ -282,7 +282,7 @@ def test_subscriptions_tell_how_late_each_handler_is(viewer):
         subscription(f"t{number}", queue=f"q{number}")
     assert len(statements(viewer, SUBSCRIPTIONS)) == few
     one = Subscription.objects.get(handler="shop.tasks.award")
-    found = text(viewer, reverse("admin:jobs_subscription_change", args=[one.pk]))
+    found = text(viewer, reverse("admin:jobs_events_subscription_change", args=[one.pk]))
     assert f"{LIST}?name=shop.order.paid" in found
 
 
@@ -300,7 +300,7 @@ def test_events_are_replayed_to_one_service_and_it_is_told_who_did(admin_client)
     told.thing_made("b")
     run_jobs()
     first, second = Event.objects.order_by("pk")
-    url = reverse("admin:jobs_event_replay")
+    url = reverse("admin:jobs_events_event_replay")
     assert 'value="shop"' in text(admin_client, page(first))
     # Nothing that a handler had already, but with "again" all of it.
     form = {"keys": json.dumps([str(first.uuid)]), "to": "shop", "why": "it was wrong"}
@@ -326,7 +326,7 @@ def test_a_replay_to_nobody_does_nothing(admin_client, client):
     told.thing_made("a")
     run_jobs()
     event = Event.objects.get()
-    url, form = reverse("admin:jobs_event_replay"), {"keys": json.dumps([str(event.uuid)]), "again": "on"}
+    url, form = reverse("admin:jobs_events_event_replay"), {"keys": json.dumps([str(event.uuid)]), "again": "on"}
     for to, says in (("shp", "did you mean"), ("", "Name the service.")):
         found = admin_client.post(url, {**form, "to": to}, follow=True)
         assert says in html.unescape(found.content.decode())
