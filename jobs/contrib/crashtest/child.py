@@ -7,6 +7,7 @@ import gc
 import json
 import logging
 import os
+import shutil
 import signal
 import time
 import traceback
@@ -99,7 +100,7 @@ class Child:
 class Children:
     """
     Parameters:
-        directory: for the file with their caches.
+        directory: for the files with their caches.
         is_sealed: they send no mail and no HTTP request.
     """
 
@@ -110,7 +111,7 @@ class Children:
             import_clients()
 
     def restore(self) -> None:
-        self.caches.unlink(missing_ok=True)
+        shutil.rmtree(self.caches, ignore_errors=True)
         for copy in self.copies:
             copy.restore()
 
@@ -142,7 +143,7 @@ class Children:
                 return Child(pid, ours)
         try:
             ours.close()
-            recorder = Recorder(theirs, self.caches, self.is_sealed, **recorded)
+            recorder = Recorder(theirs, self.is_sealed, **recorded)
             try:
                 self._settle_in(name)
                 recorder.install()
@@ -171,21 +172,16 @@ class Children:
         app.conf.task_always_eager = False
         if not reads_rows(app):
             app._local.backend = DisabledBackend(app=app)
-        _use_memory()
+        # A change of another cache would be seen by others, and could not be undone.
+        files = "django.core.cache.backends.filebased.FileBasedCache"
+        kept = {alias: given for alias, given in settings.CACHES.items() if given["BACKEND"].endswith("DummyCache")}
+        settings.CACHES = {
+            alias: {"BACKEND": files, "LOCATION": self.caches / alias} for alias in settings.CACHES
+        } | kept
+        clear_cache_handlers(setting="CACHES")
         if self.is_sealed:
             settings.EMAIL_BACKEND = "django.core.mail.backends.locmem.EmailBackend"
             app.conf.broker_url = "memory://"
-
-
-def _use_memory() -> None:
-    """Keep all caches in memory. A change of another cache would be seen by others, and could not be undone."""
-    kinds = ("locmem.LocMemCache", "dummy.DummyCache")
-    memory = "django.core.cache.backends.locmem.LocMemCache"
-    settings.CACHES = {
-        alias: given if given["BACKEND"].endswith(kinds) else {"BACKEND": memory, "LOCATION": f"crashtest-{alias}"}
-        for alias, given in settings.CACHES.items()
-    }
-    clear_cache_handlers(setting="CACHES")
 
 
 # What a child does

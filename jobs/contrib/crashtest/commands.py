@@ -27,7 +27,7 @@ def crashtest(out: JobsCommand, args: Namespace) -> None:
     It works on a copy of the database: of the file on SQLite, else a database of its own, made with CREATE
     DATABASE ... TEMPLATE, for which nobody else may be connected to the original. The task runs dozens of
     times: no mail leaves (Django's go to memory), its HTTP requests and other connections to mail servers are
-    refused, caches are in memory, and calls of stock tasks are only noted. --allow-http lets HTTP requests
+    refused, caches begin empty, and calls of stock tasks are only noted. --allow-http lets HTTP requests
     through, each as often as the task is run: use it with a provider's test account. What else the task does
     outside of the database (files, sockets, other clients) is done for real. The exit status is 1 if
     something is found.

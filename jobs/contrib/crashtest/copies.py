@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -97,10 +97,33 @@ class _RealCopy(Copy):
             for settings in (connections[alias].settings_dict, connections.settings[alias]):
                 settings["NAME"] = self.name
 
-    def _table(self, model: type[Model]) -> tuple[str, str]:
+    #: A column, as it is compared and shown.
+    value = "{}"
+
+    def _table(self, model: type[Model]) -> tuple[str, list[str]]:
         """The name of its table, and the names of the columns."""
-        columns = (self._quote(each.column) for each in _fields(model))
-        return self._quote(model._meta.db_table), ", ".join(columns)
+        return self._quote(model._meta.db_table), [self._quote(each.column) for each in _fields(model)]
+
+    def changes(self) -> list[Change]:
+        found = []
+        for model in self.models:
+            table, columns = self._table(model)
+            names, values = [each.attname for each in _fields(model)], ", ".join(map(self.value.format, columns))
+            sides: list[dict[str, Row]] = []
+            for one, other in ((f"{FROZEN}.{table}", table), (table, f"{FROZEN}.{table}")):
+                rows = self._execute(f"SELECT {values} FROM {one} EXCEPT SELECT {values} FROM {other}")
+                dicts = (dict(zip(names, self._read(row), strict=True)) for row in rows)
+                sides.append({_key(model, row): row for row in dicts})
+            before, after = sides
+            found += [Change(model, key, before.get(key, {}), after.get(key, {})) for key in before | after]
+        return found
+
+    def _read(self, row: tuple[Any, ...]) -> Iterable[Any]:
+        return row
+
+    def _execute(self, sql: str, *params: Any) -> list[Any]:
+        """In the copy, where the frozen tables are in a schema of their own."""
+        raise NotImplementedError
 
 
 def _fields(model: type[Model]) -> list[Any]:
@@ -173,25 +196,16 @@ class SQLiteCopy(_RealCopy):
             path.unlink()
         shutil.copyfile(self._frozen, self.name)
 
-    def changes(self) -> list[Change]:
-        found = []
+    def _execute(self, sql: str, *params: Any) -> list[Any]:
         with closing(sqlite3.connect(self.name)) as connection:
-            connection.execute("ATTACH ? AS frozen", [self._frozen])
-            for model in self.models:
-                table, columns = self._table(model)
-                sides: list[dict[str, Row]] = []
-                for one, other in (("frozen", "main"), ("main", "frozen")):
-                    sql = f"SELECT {columns} FROM {one}.{table} EXCEPT SELECT {columns} FROM {other}.{table}"
-                    names = [each.attname for each in _fields(model)]
-                    rows = [dict(zip(names, values, strict=True)) for values in connection.execute(sql)]
-                    sides.append({_key(model, row): row for row in rows})
-                before, after = sides
-                found += [Change(model, key, before.get(key, {}), after.get(key, {})) for key in before | after]
-        return found
+            connection.execute(f"ATTACH ? AS {FROZEN}", [self._frozen])
+            return connection.execute(sql, params).fetchall()
 
 
 class PostgresCopy(_RealCopy):
     knows_waits = True
+    #: As text, because JSON has no equality.
+    value = "to_json({})::text"
 
     def __init__(self, alias: str) -> None:
         original = str(connections[alias].settings_dict["NAME"])
@@ -240,9 +254,9 @@ class PostgresCopy(_RealCopy):
         )
 
     def freeze(self) -> None:
-        changed = self._changed() if self._is_frozen else map(self._table, self.models)
+        changed = self._changed() if self._is_frozen else {self._table(model)[0] for model in self.models}
         self._execute(f"CREATE SCHEMA IF NOT EXISTS {FROZEN}")
-        for table, _ in changed:
+        for table in changed:
             self._execute(f"DROP TABLE IF EXISTS {FROZEN}.{table}; CREATE TABLE {FROZEN}.{table} AS TABLE {table}")
         self._is_frozen = True
 
@@ -255,14 +269,16 @@ class PostgresCopy(_RealCopy):
         changed = self._changed()
         # In one transaction, because foreign keys are checked at its end.
         self._execute("BEGIN; SET CONSTRAINTS ALL DEFERRED")
-        for table, _ in changed:
+        for table in changed:
             self._execute(f"DELETE FROM {table}")
-        for table, columns in changed:
+        for table, columns in changed.items():
             self._execute(f"INSERT INTO {table} ({columns}) SELECT {columns} FROM {FROZEN}.{table}")
         self._execute("COMMIT")
 
-    def _changed(self) -> set[tuple[str, str]]:
-        return {self._table(each.model) for each in self.changes()}
+    def _changed(self) -> dict[str, str]:
+        """Tables, and their columns."""
+        found = map(self._table, {each.model for each in self.changes()})
+        return {table: ", ".join(columns) for table, columns in found}
 
     def drop(self) -> None:
         self._connection.close()
@@ -275,25 +291,8 @@ class PostgresCopy(_RealCopy):
         )
         return bool(self._execute(sql, name))
 
-    def changes(self) -> list[Change]:
-        """One statement, because most tables have not changed. Rows are compared as text: JSON has no equality."""
-        parts = []
-        for number, model in enumerate(self.models):
-            table, _ = self._table(model)
-            columns = (self._quote(each.column) for each in _keys(model))
-            is_same = " AND ".join(f"one.{column} = other.{column}" for column in columns)
-            parts.append(
-                f"SELECT {number}, row_to_json(one)::text, row_to_json(other)::text "
-                f"FROM {FROZEN}.{table} AS one FULL JOIN {table} AS other ON {is_same} "
-                "WHERE one::text IS DISTINCT FROM other::text"
-            )
-        found = []
-        for number, *sides in self._execute(" UNION ALL ".join(parts)):
-            model = self.models[number]
-            rows = [json.loads(side or "{}") for side in sides]
-            before, after = ({each.attname: row[each.column] for each in _fields(model) if row} for row in rows)
-            found.append(Change(model, _key(model, before or after), before, after))
-        return found
+    def _read(self, row: tuple[Any, ...]) -> Iterable[Any]:
+        return (each and json.loads(each) for each in row)
 
     def _execute(self, sql: str, *params: Any) -> list[Any]:
         with self._connection.cursor() as cursor:

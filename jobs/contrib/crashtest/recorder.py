@@ -16,7 +16,6 @@ import sysconfig
 import threading
 import time
 import uuid
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
@@ -29,7 +28,6 @@ from typing import Any
 
 import django
 from celery import current_app
-from django.core.cache.backends import locmem
 from django.core.mail import EmailMessage
 from django.core.mail.backends.locmem import EmailBackend
 from django.db import connections
@@ -127,7 +125,6 @@ class Recorder:
     """
     Parameters:
         pipe: tells the parent of each operation, at once, because this process may be killed.
-        caches: a file by which all processes of a test share the content of their caches.
         is_sealed: no HTTP request and no mail is sent.
         job: the job that was asked for; None: any job is.
         dies_after: the process ends itself after so many operations; 0: before the first one.
@@ -137,13 +134,12 @@ class Recorder:
     def __init__(
         self,
         pipe: Connection,
-        caches: Path,
         is_sealed: bool,
         job: uuid.UUID | None = None,
         dies_after: int | None = None,
         is_stepwise: bool = False,
     ) -> None:
-        self._pipe, self._caches, self._is_sealed = pipe, caches, is_sealed
+        self._pipe, self._is_sealed = pipe, is_sealed
         self._job, self._dies_after, self._is_stepwise = job, dies_after, is_stepwise
         self._count = 0
         self._inside = threading.local()
@@ -153,7 +149,6 @@ class Recorder:
         self._completion: Operation | None = None
 
     def install(self) -> None:
-        load_caches(self._caches)
         _around(CursorWrapper, "_execute_with_wrappers", self._executing)
         _around(BaseDatabaseWrapper, "_commit", self._committing)
         syncpoints.arm(self._reach)
@@ -219,12 +214,9 @@ class Recorder:
         self.tell(**asdict(operation))
         if is_own:
             self._wait()
-        load_caches(self._caches)
         return operation
 
     def _end(self, operation: Operation) -> None:
-        if operation.kind == "cache":
-            save_caches(self._caches)
         self.tell(number=operation.number, is_done=True, ended=time.monotonic())
         if operation.is_own:
             self._die(operation.number)
@@ -283,25 +275,17 @@ class Recorder:
         """Watch ``http.client``, which sends step by step, and clients below which a test may replace everything."""
 
         @contextmanager
-        def put_request(connection: Any, method: str, url: str, *args: Any, **kwargs: Any) -> Iterator[None]:
-            if self._is_sealed:
-                raise HttpRefused(f"{method} to {connection.host}: HTTP is refused here (--allow-http)")
-            port = "" if connection.port in (80, 443) else f":{connection.port}"
-            connection.jobs_request = (method, f"{connection.host}{port}{url}", {})
-            yield
-
-        @contextmanager
-        def put_header(connection: Any, header: Any, *values: Any) -> Iterator[None]:
-            connection.jobs_request[2][_text(header)] = ",".join(map(_text, values))
-            yield
-
-        @contextmanager
         def end_headers(connection: Any, message_body: Any = None, **kwargs: Any) -> Iterator[None]:
             # Now the first byte leaves.
+            line, *lines = (each.decode("latin-1") for each in connection._buffer)
+            method, url, _ = line.split(" ", 2)
+            if self._is_sealed:
+                raise HttpRefused(f"{method} to {connection.host}: HTTP is refused here (--allow-http)")
             if self._is_on:
-                method, url, headers = connection.jobs_request
-                body = message_body if isinstance(message_body, bytes) else b""
-                connection.jobs_operation = self._begin("http", *_described(method, url, headers, body))
+                headers = dict(each.split(": ", 1) for each in lines if ": " in each)
+                port = "" if connection.port in (80, 443) else f":{connection.port}"
+                where, body = f"{connection.host}{port}{url}", message_body if isinstance(message_body, bytes) else b""
+                connection.jobs_operation = self._begin("http", *_described(method, where, headers, body))
             yield
 
         @contextmanager
@@ -311,8 +295,6 @@ class Recorder:
             if operation is not None:
                 self._end(operation)
 
-        _around(http.client.HTTPConnection, "putrequest", put_request)
-        _around(http.client.HTTPConnection, "putheader", put_header)
         _around(http.client.HTTPConnection, "endheaders", end_headers)
         _around(http.client.HTTPConnection, "getresponse", get_response)
         for module, name in {"requests": "Session", "httpx": "Client"}.items():
@@ -404,29 +386,3 @@ def _request(request: Any) -> tuple[str, str | None]:
 def _described(method: str, url: str, headers: dict[str, str], body: Any) -> tuple[str, str | None]:
     what = f"{method} {url}"
     return what, what if method.upper() in REPEATABLE else _key(headers, url, _text(body))
-
-
-# Caches in memory. All processes of a test share them, as they would share one in Redis
-
-
-def save_caches(path: Path) -> None:
-    # JSON, because unpickling is unsafe. The values are bytes.
-    kept = [
-        [name, key, locmem._expire_info[name].get(key), value.hex()]  # type: ignore[attr-defined]
-        for name, values in locmem._caches.items()  # type: ignore[attr-defined]
-        for key, value in values.items()
-    ]
-    beside = path.with_suffix(f".{os.getpid()}")
-    beside.write_text(json.dumps(kept))
-    beside.rename(path)
-
-
-def load_caches(path: Path) -> None:
-    if not path.exists():
-        return
-    # In place, because cache objects refer to these dicts.
-    for values in (*locmem._caches.values(), *locmem._expire_info.values()):  # type: ignore[attr-defined]
-        values.clear()
-    for name, key, expires_at, value in json.loads(path.read_text()):
-        locmem._caches.setdefault(name, OrderedDict())[key] = bytes.fromhex(value)  # type: ignore[attr-defined]
-        locmem._expire_info.setdefault(name, {})[key] = expires_at  # type: ignore[attr-defined]
