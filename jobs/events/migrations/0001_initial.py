@@ -141,11 +141,11 @@ class Migration(migrations.Migration):
         ),
         AddColumn(
             model_name='job',
-            name='order_place',
+            name='order_position',
             field=models.BigIntegerField(null=True),
         ),
         AddIndex(
             model_name='job',
-            index=models.Index(condition=models.Q(('order_key__isnull', False), ('state__in', ('scheduled', 'ready', 'running'))), fields=['order_key', 'order_place', 'state'], name='jobs_job_order'),
+            index=models.Index(condition=models.Q(('order_key__isnull', False), ('state__in', ('scheduled', 'ready', 'running'))), fields=['order_key', 'order_position', 'state'], name='jobs_job_order'),
         ),
     ]
