@@ -66,14 +66,14 @@ class Extension:
     #: A condition of ended jobs that are still needed, by the database's alias, and the sentence that says so.
     needed: tuple[Callable[[str], Any], Any]
 
-    def deletable(self, jobs: Any, using: str) -> Any:
-        """Those of the ended jobs that may be deleted; both are querysets."""
-
     def deleting(self, jobs: Any, using: str) -> None:
         """Ended jobs (a queryset) are about to be deleted, in that transaction."""
 
-    def disown(self, using: str) -> None:
-        """All jobs of a copy of a database are cancelled: forget what would run, or be called, all the same."""
+    def disown(self, using: str, is_dry: bool) -> Mapping[str, int] | None:
+        """All jobs of a copy of a database are cancelled: forget what would run, or be called, all the same.
+
+        Says what and how many (``adopt --json``). ``is_dry``: says it only.
+        """
 
     def find(self, job: Any) -> Any:
         """The task of a claimed job is not registered in this process: import it, or None. It may raise anything."""
@@ -127,10 +127,6 @@ class Extension:
 
     def prune(self, using: str, budget: float) -> Mapping[str, int] | None:
         """Delete what is old, in ``budget`` seconds; one worker does it. Says what and how many (``prune --json``)."""
-
-    def survey(self, using: str) -> Mapping[str, int]:
-        """More for ``manage.py jobs adopt --json``: what else would run in a copy of a database."""
-        return {}
 
     def passing(self, app: Any, aliases: Sequence[str], only: Collection[str] | bool) -> Passing | None:
         """For ``run_jobs(until=)``: what comes due as time passes that is no job yet. ``only``: names, or all."""

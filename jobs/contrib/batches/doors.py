@@ -72,10 +72,11 @@ class Batches(Extension):
 
         batch.prune(using)
 
-    def disown(self, using: str) -> None:
+    def disown(self, using: str, is_dry: bool) -> None:
         from jobs.contrib.batches import batch
 
-        batch.disown(using)
+        if not is_dry:
+            batch.disown(using)
 
     def selects(self) -> dict[str, Any]:
         from jobs.operations.selection import Field, read_id

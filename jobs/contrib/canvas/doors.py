@@ -5,10 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from django.utils.translation import gettext_lazy as _
+
 from jobs.doors import Extension
 
 
+def _is_told_of(using: str) -> Any:
+    from jobs.contrib.canvas import followups
+
+    return followups.is_told_of(using)
+
+
 class Canvas(Extension):
+    needed = (_is_told_of, _("those who wait for its end are not told of it yet; try in a moment"))
+
     @property
     def completing(self) -> Callable[[Any], Callable[[], None] | None]:
         # Each run comes by here: it is imported once.
@@ -31,11 +41,6 @@ class Canvas(Extension):
         from jobs.contrib.canvas import followups
 
         followups.rename(job, using)
-
-    def deletable(self, jobs: Any, using: str) -> Any:
-        from jobs.contrib.canvas import followups
-
-        return followups.told(jobs, using)
 
     def prune(self, using: str, budget: float) -> None:
         from jobs.contrib.canvas import chords

@@ -13,13 +13,10 @@ class Broker(Extension):
 
         return {"messages": messages.prune_replies()} if messages.are_in(using) else {}
 
-    def survey(self, using: str) -> Mapping[str, int]:
+    def disown(self, using: str, is_dry: bool) -> Mapping[str, int]:
         from jobs.contrib.transport import messages
 
-        return {"messages": messages.count() if messages.are_in(using) else 0}
-
-    def disown(self, using: str) -> None:
-        from jobs.contrib.transport import messages
-
-        if messages.are_in(using):
+        count = messages.count() if messages.are_in(using) else 0
+        if count and not is_dry:
             messages.delete_all()
+        return {"messages": count}
