@@ -7,7 +7,8 @@ import path is public stands in ``jobs``. These of its files are read, if they a
     a subclass of :class:`Extension`: its part in what the core does; read when a task is declared, or later.
 ``__init__.py``
     ``PUBLIC``: names of ``jobs`` and of its packages (``testing.assert_idempotent``), and in which of its modules each
-    is. Of an app of its own also ``SETTINGS``: the keys of ``settings.JOBS`` that mean nothing without it.
+    is. Of an app of its own also ``SETTINGS``: the keys of ``settings.JOBS`` that mean nothing without it. ``PART_OF``:
+    the extension without which it takes no part.
 ``early.py``
     what has to be there as soon as ``jobs`` is imported: it imports neither models nor settings.
 ``models.py``
@@ -63,7 +64,8 @@ def present() -> dict[str, Path]:
     """The extensions that take part."""
     apps.check_apps_ready()
     own_app = {name for name, folder in folders().items() if (folder / "apps.py").exists()}
-    return {name: folder for name, folder in folders().items() if name not in own_app or apps.is_installed(name)}
+    found = {name: folder for name, folder in folders().items() if name not in own_app or apps.is_installed(name)}
+    return {name: found[name] for name in found if getattr(import_module(name), "PART_OF", name) in found}
 
 
 class OwnApp(AppConfig):
@@ -91,7 +93,11 @@ def need(name: str) -> None:
 
 def unread_settings() -> dict[str, str]:
     """The keys of ``settings.JOBS`` that only extensions read that are not installed, and the extension of each."""
-    return {key: name for name in folders().keys() - present().keys() for key in import_module(name).SETTINGS}
+    return {
+        key: name
+        for name in folders().keys() - present().keys()
+        for key in getattr(import_module(name), "SETTINGS", ())
+    }
 
 
 def modules(name: str) -> Iterator[ModuleType]:

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from threading import Event
 from typing import Any
 
-from django.utils.translation import gettext_lazy as _
-from django.utils.translation import ngettext_lazy
-
 from jobs.doors import Attempt, Extension, Thread
-from jobs.inspection.problems import Kind, Link
-
-
-def _place(way: Any) -> Link:
-    return Link(_("Show them"), "event_changelist", query={"way": way})
 
 
 def hand_on(stopping: Event, attempt: Attempt) -> None:
@@ -27,21 +19,6 @@ def hand_on(stopping: Event, attempt: Attempt) -> None:
 
 
 class Events(Extension):
-    kinds = {
-        "events_waiting": Kind(
-            severity="error",
-            many=ngettext_lazy("%(number)s event does not get on", "%(number)s events do not get on", "number"),
-            before="dead",
-            place=_place,
-        ),
-        "events_problem": Kind(
-            severity="warning",
-            many=ngettext_lazy("%(number)s event has a problem", "%(number)s events have problems", "number"),
-            before="dead",
-            place=_place,
-        ),
-    }
-
     @property
     def looks(self) -> Mapping[str, str]:  # type: ignore[override]
         from jobs.events import store
@@ -85,28 +62,3 @@ class Events(Extension):
         from jobs.events import order
 
         return order.again(jobs, using)
-
-    def problems(self, found: dict[str, Any]) -> Iterator[Any]:
-        from jobs.events import stages
-
-        return stages.problems()
-
-    def metrics(self) -> Iterator[tuple[str, str, list[str], Any]]:
-        from jobs.events import stages
-
-        return stages.metrics()
-
-    def job_page(self, request: Any, view: Any) -> tuple[str, str]:
-        from jobs.events import admin
-
-        return admin.job_page(request, view)
-
-    def link(self, using: str, key: Any) -> str:
-        from jobs.events import admin
-
-        return admin.link(using, key)
-
-    def waits(self, view: Any) -> Iterator[Any]:
-        from jobs.events import stages
-
-        return stages.reasons(view)

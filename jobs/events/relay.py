@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -275,6 +275,19 @@ def make_jobs(
         transaction.on_commit(partial(order.release, using, busy), using=using, robust=True)
     for part in (plain, behind):
         outbox.record(part, using, app)
+    return found
+
+
+def handled(using: str, events: Sequence[Event], to: str, mark: str | None) -> set[tuple[uuid.UUID | None, str]]:
+    """What the handlers had already: the ids of events, each with its handler."""
+    jobs = Job.objects.using(using).filter(parent_id__in=[event.uuid for event in events])
+    if mark is not None:
+        jobs = jobs.filter(options__headers__event__again=mark)
+    found = {(job.parent_id, job.task) for job in jobs.only("parent_id", "task")}
+    if mark is None:
+        # The job may be pruned.
+        for row in Subscription.objects.using(using).filter(service=to):
+            found |= {(event.uuid, row.handler) for event in events if has_had(row, event)}
     return found
 
 

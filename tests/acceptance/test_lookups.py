@@ -169,7 +169,7 @@ def test_no_permission_but_that_to_view_shows_a_row(staff, rows):
         assert client.post(url, {"post": "yes"}).status_code == 403
         assert model.objects.filter(pk=row.pk).exists()
     assert not [url for url, answer in answers.items() if SECRET in answer.content.decode()]
-    url = page_of(Effect, "finish", rows[Effect].pk)
+    url = page_of(Effect, "settle", rows[Effect].pk)
     assert client.post(url, {"verb": "happened"}).status_code == 403
 
 

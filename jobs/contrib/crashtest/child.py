@@ -145,7 +145,7 @@ class Children:
             ours.close()
             recorder = Recorder(theirs, self.is_sealed, **recorded)
             try:
-                self._finish_in(name)
+                self._become_a_worker(name)
                 recorder.install()
                 recorder.tell(answer=work())
             except BaseException:
@@ -153,7 +153,7 @@ class Children:
         finally:
             os._exit(0)
 
-    def _finish_in(self, name: str) -> None:
+    def _become_a_worker(self, name: str) -> None:
         """Become a worker. Nothing that this process does may reach its parent."""
         # A garbage collection would copy all memory of the parent.
         gc.freeze()

@@ -24,7 +24,6 @@ from jobs.contrib.event_broker import amqp, control, wire
 from jobs.contrib.event_broker.models import Position
 from jobs.events import relay
 from jobs.events.models import ARGS, Event, Relay, Subscription
-from jobs.events.replay import handled
 from jobs.models.values import safe_repr
 from jobs.store import databases
 
@@ -181,7 +180,7 @@ def _store(
         for again, keys in replays.items():
             found = Event.objects.using(using).filter(uuid__in=keys, problem=None).exclude(relayed_at=None)
             some = sorted(found, key=lambda event: keys.index(event.uuid))
-            had = handled(using, some, service(), again)
+            had = relay.handled(using, some, service(), again)
             relay.make_jobs(app, using, locked, some, service(), again, had)
         reach("before_store")
     reach("after_store")

@@ -47,7 +47,8 @@ from jobs.contrib.event_broker.amqp import (
 )
 from jobs.contrib.event_broker.inbox import Delivery
 from jobs.contrib.event_broker.models import Position
-from jobs.events import outbox, relay, replay
+from jobs.contrib.event_operator import replay
+from jobs.events import outbox, relay
 from jobs.events.models import PARKED, UNSENT, Event, Relay, Subscription
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import LIVE, Job, Node, tables

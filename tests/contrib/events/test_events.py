@@ -590,7 +590,7 @@ def test_no_schema_is_left_out_in_silence(monkeypatch, tmp_path):
         raise ModuleNotFoundError("No module named 'stripe'")
 
     # In this order: the module of the commands takes the name from the other one, and might keep the wrong one.
-    monkeypatch.setattr("jobs.events.commands.import_tasks", fails)
+    monkeypatch.setattr("jobs.contrib.event_operator.commands.import_tasks", fails)
     monkeypatch.setattr("jobs.conf.import_tasks", fails)
     with pytest.raises(ModuleNotFoundError, match="stripe"):
         command("schema", "--dir", str(tmp_path))

@@ -10,7 +10,8 @@ from celery import current_app
 from django.db import connection
 from django.utils import timezone
 
-from jobs.events import order, relay, replay, store
+from jobs.contrib.event_operator import replay
+from jobs.events import order, relay, store
 from jobs.events.models import Event
 from jobs.lifecycle.transitions import NEVER
 from jobs.maintenance import clock

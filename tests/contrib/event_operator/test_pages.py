@@ -16,8 +16,8 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
+from jobs.contrib.event_operator import stages as events
 from jobs.contrib.operator import problems, status
-from jobs.events import stages as events
 from jobs.events.models import Event, Subscription
 from jobs.models import Action, Job
 from jobs.testing import run_jobs
@@ -208,7 +208,7 @@ def redact(task, name, value):
 def test_data_is_redacted_as_arguments_are(viewer, settings):
     event = row(data={"order_id": "secret-7", "cents": 5})
     assert "secret-7" in text(viewer, page(event))
-    settings.JOBS = {**settings.JOBS, "REDACT": "tests.contrib.events.test_pages.redact"}
+    settings.JOBS = {**settings.JOBS, "REDACT": "tests.contrib.event_operator.test_pages.redact"}
     found = text(viewer, page(event))
     assert "secret-7" not in found
     assert '"***"' in found
@@ -218,7 +218,7 @@ def test_data_is_redacted_as_arguments_are(viewer, settings):
     task = row(headers={"args": ["secret-8"], "traceparent": "00-ab"})
     broken = row(data={"body": "secret-9"}, problem="its body is not JSON")
     assert "secret-8" not in text(viewer, page(task))
-    settings.JOBS = {**settings.JOBS, "REDACT": "tests.contrib.events.test_pages.redact"}
+    settings.JOBS = {**settings.JOBS, "REDACT": "tests.contrib.event_operator.test_pages.redact"}
     assert "secret-9" not in text(viewer, page(broken))
     settings.JOBS = {**settings.JOBS, "REDACT": None}
     assert "secret-9" in text(viewer, page(broken))

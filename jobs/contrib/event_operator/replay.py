@@ -16,7 +16,7 @@ from jobs.conf import did_you_mean
 from jobs.events import relay, store
 from jobs.events.models import Event, Subscription
 from jobs.events.services import publisher
-from jobs.models import Action, Job
+from jobs.models import Action
 from jobs.models.fields import uuid7
 from jobs.models.values import scrub
 
@@ -90,7 +90,7 @@ def replay(
             continue
         with transaction.atomic(using=using):
             locked = relay.lock(using)
-            had = handled(using, some, to, mark)
+            had = relay.handled(using, some, to, mark)
             done["jobs"] += sum(relay.make_jobs(app, using, locked, some, to, mark, had).values())
     return done
 
@@ -104,16 +104,3 @@ def replay_by(using: str, keys: Sequence[uuid.UUID], to: str, again: bool, by: s
         note = {"what": "replay", "by": scrub(by, 150), "why": scrub(says, 1000)}
         Action.objects.using(using).bulk_create(Action(job=key, **note) for key in keys)
     return done
-
-
-def handled(using: str, events: Sequence[Event], to: str, mark: str | None) -> set[tuple[uuid.UUID | None, str]]:
-    """What the handlers had already: the ids of events, each with its handler."""
-    jobs = Job.objects.using(using).filter(parent_id__in=[event.uuid for event in events])
-    if mark is not None:
-        jobs = jobs.filter(options__headers__event__again=mark)
-    found = {(job.parent_id, job.task) for job in jobs.only("parent_id", "task")}
-    if mark is None:
-        # The job may be pruned.
-        for row in Subscription.objects.using(using).filter(service=to):
-            found |= {(event.uuid, row.handler) for event in events if relay.has_had(row, event)}
-    return found

@@ -17,10 +17,10 @@ from jobs.admin import history, html
 from jobs.admin.base import CountedChangeList, ReadOnlyAdmin, UncountedChangeList, apart, may, numbered, page, why_of
 from jobs.admin.html import column, time_column, url_of
 from jobs.conf import conf
-from jobs.events import redaction, stages
+from jobs.contrib.event_operator import redaction, stages
+from jobs.contrib.event_operator.replay import replay_by, services
 from jobs.events.models import ARGS, TRACE, Event, Subscription
 from jobs.events.relay import matches
-from jobs.events.replay import replay_by, services
 from jobs.events.services import BrokerError
 from jobs.events.store import names
 from jobs.inspection.counts import MOST, at_least
