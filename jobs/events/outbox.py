@@ -6,7 +6,7 @@ import json
 import uuid
 from typing import Any
 
-from jobs.calling.after_commit import ring_after
+from jobs.calling.outbox import ring_after
 from jobs.conf import conf, service
 from jobs.events import store
 from jobs.lifecycle.run import current_job

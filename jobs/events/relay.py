@@ -22,7 +22,7 @@ from django.db.models.functions import Now
 
 from jobs.calling import outbox
 from jobs.calling.calls import rank_of
-from jobs.conf import conf, import_tasks, loaded_app, service
+from jobs.conf import conf, import_tasks, is_ours, loaded_app, service
 from jobs.conf.logs import logger
 from jobs.conf.syncpoints import reach
 from jobs.events import order, store
@@ -122,7 +122,7 @@ def subscribe(app: Celery, using: str) -> None:
     began, left = databases.began(now), now - datetime.timedelta(seconds=LEFT)
     mine = []
     for name, task in sorted(app.tasks.items()):
-        if (subscribes := getattr(task, "subscribes", None)) is None or task.is_stock():
+        if (subscribes := getattr(task, "subscribes", None)) is None or not is_ours(task):
             continue
         route = app.amqp.router.route({}, name, (), {}, task)
         queue: Any = getattr(task, "queue", None) or route.get("queue")
@@ -130,7 +130,7 @@ def subscribe(app: Celery, using: str) -> None:
             service=service(),
             handler=name,
             queue=str(getattr(queue, "name", queue) or app.conf.task_default_queue),
-            rank=rank_of(app, getattr(task, "priority", None)),
+            rank=rank_of(app, getattr(task, "priority", None) or 0),
             defined_at=began,
             seen_at=now,
             **subscribes,

@@ -20,7 +20,7 @@ from django.db import Error
 
 from jobs import extensions
 from jobs.calling import request
-from jobs.conf import conf
+from jobs.conf import conf, is_ours
 from jobs.conf.logs import log, logger
 from jobs.conf.syncpoints import reach
 from jobs.execution import pipeline, settlement
@@ -319,11 +319,6 @@ class Runner:
                 stock(number, frame)
 
         signal.signal(signal.SIGUSR1, strike)
-
-
-def is_ours(task: Any) -> bool:
-    """Whether jobs of the task are run here."""
-    return getattr(task, "is_transactional", False) and not task.is_stock()
 
 
 def _let_go(error: BaseException) -> None:

@@ -21,9 +21,9 @@ from celery.utils.functional import maybe_list
 from celery.utils.nodenames import gethostname
 from django.db.models import Exists, OuterRef, QuerySet
 
+from jobs.backend import exception_of
 from jobs.calling import request
-from jobs.calling.following import calls_are_rows
-from jobs.calling.raised import exception_of
+from jobs.calling.outbox import calls_are_rows
 from jobs.conf import has_results_elsewhere
 from jobs.conf.celery_release import fail_chain
 from jobs.contrib.canvas import chords

@@ -391,18 +391,18 @@ def _let_in(using: str, gate: Gate, known: Limits) -> int:
     return done
 
 
-def _mark(using: str, rows: Sequence[Any], app: Celery | None) -> int:
+def _mark(using: str, rows: Sequence[Any], app: Any) -> int:
     """Give jobs that were called before their task had a limit, or by name, the key that a call gives them now."""
     done = 0
     for job in Job.objects.using(using).filter(pk__in=[row.pk for row in rows]).only("task", "args", "kwargs"):
         try:
-            key = limits.key_of(app.tasks[job.task], job) if app is not None else job.task
+            limits.mark(app.tasks[job.task], job)
         except Exception:
-            # The arguments do not fit, which its run will say.
-            key = job.task
+            # The arguments do not fit, which its run will say; or the task is not known here.
+            job.limit_key = job.task
         with transaction.atomic(using=using):
             if databases.free(Job.objects.using(using).filter(pk=job.pk, state=State.READY)).values_list("pk").first():
-                done += Job.objects.using(using).filter(pk=job.pk).update(limit_key=key or job.task)
+                done += Job.objects.using(using).filter(pk=job.pk).update(limit_key=job.limit_key)
     return done
 
 
