@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 import random
+import sys
 import time
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from django.db import connections, transaction
 from django.db.utils import DataError, Error, IntegrityError, ProgrammingError
 
-from jobs import extensions, store
+from jobs import extensions, signals, store
 from jobs.calling import calls, request
 from jobs.conf import sentry
 from jobs.conf.logs import log
@@ -49,8 +50,12 @@ def run(run: Run) -> None:
     request = run.request
     request.jobs_run = run
     try:
-        traced = sentry.around("_wrap_tracer", run.task, partial(_traced, run))
-        traced(request.id, request.args, request.kwargs, request)
+        if sentry.MODULE in sys.modules:
+            call = sentry.around("_wrap_task_call", run.task, partial(_call, run))
+            traced = sentry.around("_wrap_tracer", run.task, lambda *given: tracer.trace(run, call))
+            traced(request.id, request.args, request.kwargs, request)
+        else:
+            tracer.trace(run, partial(_call, run))
         if run.state is None:
             # Else the job would be given back again and again.
             settlement.settle(run, RuntimeError("what is wrapped around a run did not call it"), lost=True)
@@ -61,57 +66,37 @@ def run(run: Run) -> None:
         tracer.tell_broken(run, exc)
 
 
-def _traced(run: Run, *given: Any) -> None:
-    """The run, and what Celery is told of it."""
-    tracer.enter(run)
-    try:
-        try:
-            call = sentry.around("_wrap_task_call", run.task, partial(_call, run))
-            run.result = call()
-        except Exception as exc:
-            tracer.tell(run, exc)
-        else:
-            tracer.tell_success(run)
-    finally:
-        tracer.leave(run)
-
-
 def _call(run: Run) -> Any:
     """From the begin to the settle; what it returns or raises is what Celery is told."""
     job, request = run.job, run.request
-    with settlement.unmasked():
+    try:
         try:
+            tracer.begin(run)
+        except Exception as exc:
+            settlement.settle(run, exc)
+        reach("after_claim")
+        with extensions.around("around", run):
+            if "v" in job.options and calls.is_newer(job.options):
+                settlement.write(run, lambda: transitions.hand_back(job, NEWER_PAUSE))
+                run.report(logging.WARNING, "left to the workers of a later release", "handed_back")
+                raise Ignore()
+            log(logging.DEBUG, job, "started", "started")
+            signals.started.tell(job, run.using)
+            # Whoever asks in the body is told of this run.
+            before = current.set(run)
             try:
-                tracer.begin(run)
-            except Exception as exc:
-                settlement.settle(run, exc)
-            _give(run)
-            reach("after_claim")
-            with extensions.around("around", run):
-                if "v" in job.options and calls.is_newer(job.options):
-                    settlement.write(run, lambda: transitions.hand_back(job, NEWER_PAUSE))
-                    run.report(logging.WARNING, "left to the workers of a later release", "handed_back")
-                    raise Ignore()
-                log(logging.DEBUG, job, "started", "started")
-                before = run.enter()
-                try:
-                    return _holding_lock(run) if "lock" in run.task.key_templates else _perform(run)
-                finally:
-                    current.reset(before)
-        finally:
-            # What follows the job is written with its end: Celery must not send it once more.
-            request.callbacks = request.errbacks = request.chain = request.chord = None
-            if run.released:
-                wake_left(run)
-            databases.tidy(run.using)
-
-
-def _give(run: Run) -> None:
-    """Each attempt begins with what the call gave: a handler, or an attempt that was rolled back, may have changed it.
-
-    A retry is made of it.
-    """
-    run.request.update(request.given(run.job))
+                return _holding_lock(run) if "lock" in run.task.key_templates else _perform(run)
+            finally:
+                current.reset(before)
+    except Exception as exc:
+        settlement.let_end(exc)
+        raise
+    finally:
+        # What follows the job is written with its end: Celery must not send it once more.
+        request.callbacks = request.errbacks = request.chain = request.chord = None
+        if run.released:
+            wake_left(run)
+        databases.tidy(run.using)
 
 
 def receive(task: Any, context: Any, args: Any, kwargs: Any) -> Any:
@@ -120,17 +105,19 @@ def receive(task: Any, context: Any, args: Any, kwargs: Any) -> Any:
     for pause in RECONNECT:
         time.sleep(pause)
         try:
-            with settlement.unmasked():
-                calls.receive(task.name, context, args, kwargs)
-        except (TypeError, ValueError, DataError, IntegrityError) as exc:
-            if task.key_templates:
+            calls.receive(task.name, context, args, kwargs)
+        except Exception as exc:
+            settlement.let_end(exc)
+            if isinstance(exc, TypeError | ValueError | DataError | IntegrityError) and not task.key_templates:
+                text = (
+                    "was sent by name and not by delay(), and cannot be kept as a job; it runs as a stock Celery task"
+                )
+                extra = board.about("foreign", job=str(context.id), task=task.name)
+                logger.warning("%s[%s] %s: %s", task.name, context.id, text, exc, extra=extra)
+                break
+            if not isinstance(exc, Error) or isinstance(exc, DataError | IntegrityError):
                 # Without a row there is neither marker nor lock, and it would do what they are to prevent.
                 raise
-            text = "was sent by name and not by delay(), and cannot be kept as a job; it runs as a stock Celery task"
-            extra = board.about("foreign", job=str(context.id), task=task.name)
-            logger.warning("%s[%s] %s: %s", task.name, context.id, text, exc, extra=extra)
-            break
-        except Error as exc:
             # Also a server that takes no writes, and a table that is not migrated: it may be there the next time.
             error = exc
             databases.drop(databases.job_alias())
@@ -194,6 +181,8 @@ def _perform(run: Run) -> Any:
     """
     pauses = iter(RERUNS)
     while True:
+        # A handler, or an attempt that was rolled back, may have changed what the call gave. A retry is made of it.
+        run.request.update(request.given(run.job))
         match _attempt(run):
             case Committed(source, struck):
                 return _tell(run, source, struck)
@@ -203,7 +192,6 @@ def _perform(run: Run) -> Any:
                 del exc
                 time.sleep(random.uniform(0, pause))
                 run.planned.clear()
-                _give(run)
                 settlement.write(run, lambda: transitions.owns(run.job))
             # Celery's autoretry may have made a retry of a conflict: then it comes again in its time.
             case Raised(exc) | Conflict(Retry() as exc):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +32,8 @@ class Run:
 
     task: Any
     job: Job
+    #: The database of the job.
+    using: str
     #: Where the process shows what it runs.
     slot: Slot
     #: The request that the body sees (``jobs.calling.request``); None of a row of which none can be made.
@@ -60,14 +62,6 @@ class Run:
     #: When it began, and when the body did, on the monotonic clock.
     entered: float = field(default_factory=time.monotonic)
     began: float = field(default_factory=time.monotonic)
-
-    def __post_init__(self) -> None:
-        self.using = self.job._state.db or databases.home()
-
-    def enter(self) -> Token[Run | None]:
-        """The body comes next: whoever asks is told of this run, until ``current`` is set back."""
-        signals.started.tell(self.job, self.using)
-        return current.set(self)
 
     def report(self, level: int, text: str, action: str, **more: Any) -> None:
         """Say what became of the run, in the log and by a signal."""

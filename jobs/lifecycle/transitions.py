@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from celery.utils.functional import maybe_list
 from django.db import IntegrityError, OperationalError, connections, transaction
 from django.db.models import Case, Exists, F, OuterRef, Q, When
 from django.db.models.expressions import RawSQL
@@ -453,7 +452,8 @@ def stamped(using: str, stamps: dict[str, list[Any]]) -> list[uuid.UUID]:
     """The jobs that have not ended and bear one of the stamps (``revoke_by_stamped_headers``)."""
 
     def each(given: dict[str, Any]) -> set[tuple[str, str]]:
-        return {(name, str(value)) for name, values in given.items() for value in maybe_list(values) or ()}
+        lists = {name: values if isinstance(values, list) else [values] for name, values in given.items()}
+        return {(name, str(value)) for name, values in lists.items() for value in values if value is not None}
 
     live = Job.objects.using(using).filter(state__in=LIVE, options__has_key="stamps")
     found = live.values_list("pk", "options").iterator()

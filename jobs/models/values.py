@@ -113,6 +113,11 @@ def storable(value: Any, where: str) -> Any:
         raise TypeError(f"{where} of this call cannot be stored as JSON: {exc}") from exc
 
 
+def canonical(value: Any) -> str:
+    """The one text of equal values, as JSON; also of the types that callers gave."""
+    return str(dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False))
+
+
 def _plain(value: Any, where: str, left: int = DEPTH) -> Any:
     if value is None or value is True or value is False:
         return value

@@ -20,7 +20,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from celery import Celery
 from django.db import Error, IntegrityError, transaction
 from django.db.models import Min, Q, QuerySet
 
@@ -80,7 +79,7 @@ class Found:
 class LimitedClaimer(claims.Claimer):
     """Claims for one process, and heeds the limits. Without any it is the :class:`claims.Claimer`."""
 
-    def __init__(self, app: Celery | None = None) -> None:
+    def __init__(self, app: Any = None) -> None:
         super().__init__()
         self._app = app
         #: The limits of the jobs that this process had claimed: their places may be free.

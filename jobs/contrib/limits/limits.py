@@ -32,7 +32,7 @@ class Limits:
 
 
 def mark(task: Any, job: Job) -> None:
-    """A call of a task that has a limit says which. Jobs of the same text share it, and claims need not know the task."""
+    """A call of a task that has a limit says which, so claims need not know the task."""
     job.limit_key = named(task.name, task.key_of("limit_key", job))
 
 

@@ -167,7 +167,7 @@ def test_what_expired_is_not_claimed_although_nobody_has_cancelled_it_yet(node):
 )
 def test_priorities_are_sorted_as_the_projects_broker_would(broker, order):
     app = Celery(broker=broker, set_as_current=False)
-    given = sorted([1, 9, None, 0], key=lambda priority: (rank_of(app, priority), order.index(priority)))
+    given = sorted([1, 9, None, 0], key=lambda priority: (rank_of(app, priority or 0), order.index(priority)))
     assert given == order
 
 
