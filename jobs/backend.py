@@ -27,7 +27,7 @@ from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.errors import for_celery
 from jobs.lifecycle import ring
-from jobs.models import ENDED, LIVE, WAITING, Job, State
+from jobs.models import ENDED, LIVE, WAITING, Job, State, above
 from jobs.models.values import as_uuid, decoded, jsonable
 from jobs.store import databases, stored
 from jobs.store.stored import Store
@@ -303,6 +303,9 @@ def wait(job: Job, timeout: float | None) -> Any:
     if meta["status"] in states.PROPAGATE_STATES:
         raise meta["result"]
     return meta["result"]
+
+
+above["wait"] = wait
 
 
 # The exception that ended a job, made again from its row

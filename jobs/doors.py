@@ -21,6 +21,9 @@ Thread = Callable[[Event, Attempt], None]
 class Extension:
     """The parts of one feature. Override those that it has; what is left alone takes no part."""
 
+    def ready(self) -> None:
+        """Django has all apps and models, in each process."""
+
     # A task is declared, and called
 
     #: Options of ``@shared_task``: what a value must be, in words and as types.

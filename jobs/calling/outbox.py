@@ -19,7 +19,7 @@ from jobs import extensions, signals, store
 from jobs.calling import request
 from jobs.conf import reads_rows
 from jobs.conf.syncpoints import reach
-from jobs.lifecycle import isolation, ring, transitions, unique
+from jobs.lifecycle import ring, transitions, unique
 from jobs.lifecycle.run import current_job
 from jobs.models import Job, State
 from jobs.models.columns import Part, named
@@ -219,20 +219,17 @@ def calls_are_rows(using: str) -> Iterator[None]:
 def install(app: Any) -> None:
     """Let ``app.send_task`` heed transactions; done when the first of our tasks is bound to the app."""
     if "send_task" not in vars(app):
-        app.send_task = partial(send, app, app.send_task)
+        app.send_task = partial(send, app)
 
 
-def send(
-    app: Any, original: Callable[..., Any], name: str, args: Any = None, kwargs: Any = None, **options: Any
-) -> Any:
+def send(app: Any, name: str, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
     """Stand in for ``app.send_task``: a message among follow-ups leaves after the commit, by a job (``jobs.send``)."""
     using = following.get()
     if using is None and options.get("chord") and reads_rows(app) and databases.in_transaction(databases.job_alias()):
         # A part of a chord whose rows are not committed yet: it might end before they are.
         using = databases.job_alias()
     if using is None:
-        isolation.check("celery", f"the stock task {name}")
-        return original(name, args, kwargs, **options)
+        return type(app).send_task(app, name, args, kwargs, **options)
     task_id = options.get("task_id") or uuid()
     kept = {key: value for key, value in options.items() if value is not None and key not in _LOCAL}
     call = [name, list(args or ()), dict(kwargs or {}), storable({**kept, "task_id": task_id}, "the options")]

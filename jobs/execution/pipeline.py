@@ -30,7 +30,7 @@ from jobs.execution import settlement, tracer
 from jobs.idempotency import markers
 from jobs.idempotency.keys import fingerprint
 from jobs.idempotency.locks import lock, wake_left
-from jobs.lifecycle import completion, transitions
+from jobs.lifecycle import transitions
 from jobs.lifecycle.board import BODY, NAMED, board
 from jobs.lifecycle.run import RECONNECT, Run, current
 from jobs.models import Job
@@ -245,7 +245,7 @@ def _attempt(run: Run) -> Committed | Conflict | Lost | Raised:
                         write()
                     reach("before_commit")
                     reached = "commit"
-                    if not completion.succeed(job, stored, time.monotonic() - run.began, source):
+                    if not transitions.succeed(job, stored, time.monotonic() - run.began, source):
                         raise LostLease("this run lost its lease; its transaction is rolled back")
                     reach("after_completion")
             except BaseException as exc:

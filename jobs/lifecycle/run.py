@@ -17,10 +17,10 @@ from jobs.conf import logs
 from jobs.errors import Cancel, LostLease
 from jobs.lifecycle import ring, transitions
 from jobs.lifecycle.board import Slot
-from jobs.lifecycle.completion import owned
-from jobs.models import ENDED, Job, State
+from jobs.models import ENDED, Job, State, above
 from jobs.models.values import decoded, jsonable
 from jobs.store import databases
+from jobs.store.base import owned
 
 #: Seconds between the attempts to reach a database that is away, and how often.
 RECONNECT = (0.0, 0.1, 0.4, *[0.5] * 14)
@@ -88,6 +88,9 @@ def save_cursor(job: Job, value: Any) -> None:
     if not job._state.adding and owned(job).update(cursor=kept) != 1:
         raise LostLease("this run lost its lease; what it does in this transaction is rolled back")
     job.cursor = decoded(kept)
+
+
+above["save_cursor"] = save_cursor
 
 
 def persistently(run: Run, action: Callable[[], bool]) -> bool | None:

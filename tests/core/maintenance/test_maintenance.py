@@ -15,7 +15,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from jobs import maintenance
-from jobs.lifecycle import claims, completion, transitions
+from jobs.lifecycle import claims, transitions
 from jobs.lifecycle.board import BODY, BUSY, IDLE, LONG, NAMED, board
 from jobs.lifecycle.claims import Claimer
 from jobs.lifecycle.ring import Bell
@@ -407,7 +407,7 @@ def batch() -> list[Job]:
 def test_of_a_dead_machines_claim_only_what_may_have_been_begun_counts():
     """The rows run in their order, and each is settled before the next one begins."""
     done, begun, *waiting = batch()
-    assert completion.succeed(done, None, 0.0)
+    assert transitions.succeed(done, None, 0.0)
     transitions.bury(done.node_id, "default")
     assert rescue.rescue_all("default") == 4
     assert states(begun, *waiting) == [("ready", 0, 1), *[("ready", 0, 0)] * 3]
@@ -418,7 +418,7 @@ def test_of_a_dead_machines_claim_only_what_may_have_been_begun_counts():
 def test_of_a_dead_machines_old_claim_the_renewed_row_counts():
     """It is renewed before it is begun; the first of the others has not been begun then."""
     done, begun, *waiting = batch()
-    assert completion.succeed(done, None, 0.0)
+    assert transitions.succeed(done, None, 0.0)
     assert claims.renew(begun)
     transitions.bury(done.node_id, "default")
     assert rescue.rescue_all("default") == 4

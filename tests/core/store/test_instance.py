@@ -18,7 +18,7 @@ from django.core.management import CommandError, call_command
 from django.db import connection, connections, transaction
 
 from jobs.contrib.operator import activation
-from jobs.lifecycle import completion, transitions
+from jobs.lifecycle import transitions
 from jobs.models import Instance, Job, Node
 from jobs.store import databases, identity, sqlite
 from jobs.store.identity import NotAdopted
@@ -282,7 +282,7 @@ def test_cancelling_a_copy_ends_what_its_original_runs():
     for job in Job.objects.filter(pk__in=[running, *waiting]):
         assert (job.state, job.error["type"]) == ("cancelled", "Cancelled")
         assert "jobs adopt --cancel" in job.error["message"]
-    assert not completion.succeed(claimed, None, 0.0), "a run of the copy, if there is one, lost its lease"
+    assert not transitions.succeed(claimed, None, 0.0), "a run of the copy, if there is one, lost its lease"
     assert claim(waiting[0], node.pk) is None
     assert not Node.objects.filter(dead_at=None).exists()
 
