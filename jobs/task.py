@@ -142,7 +142,7 @@ class Task(celery.Task):
                     setattr(cls, name, value)
                 check_declaration(cls, cls.declared)
                 _check_body(inspect.getattr_static(cls, "run"))
-            cls._settle_limits(app)
+            cls._decide_limits(app)
             cls._read_options(app)
         except (TypeError, ValueError) as exc:
             # Celery goes on with a task that is half made; no call of it may do without what it was to promise.
@@ -154,7 +154,7 @@ class Task(celery.Task):
         outbox.install(app)
 
     @classmethod
-    def _settle_limits(cls, app: Any) -> None:
+    def _decide_limits(cls, app: Any) -> None:
         # A task that sets one of its time limits must not collide with the app's default of the other.
         hard, soft = cls.time_limit, cls.soft_time_limit
         if hard and soft and soft > hard:
@@ -262,7 +262,7 @@ class Task(celery.Task):
             # An adopted message may have an exchange that is not known here.
             options.setdefault("queue", run.job.queue)
             call = calls.compose(self, args, kwargs, options)
-            # Nothing is sent. The settle of that run writes it, after the rollback.
+            # Nothing is sent. The finish of that run writes it, after the rollback.
             run.planned.append(call)
             return self._result(call, call, options)
         call = calls.compose(self, args, kwargs, options)
@@ -391,7 +391,7 @@ class Task(celery.Task):
     def progress(self, done: float, total: float | None = None, text: str = "") -> None:
         """Say how far the body is: people see it within a second, though its transaction is open.
 
-        It costs no statement: the worker's companion writes it, at most once a second. The same as Celery's
+        It costs no statement: the worker's supervisor writes it, at most once a second. The same as Celery's
         ``update_state(state="PROGRESS", meta={"current": done, "total": total, ...})``, whatever the result backend is.
         Does nothing in a plain call.
 

@@ -19,7 +19,7 @@ from jobs import extensions, signals, store
 from jobs.calling import request
 from jobs.conf import reads_rows
 from jobs.conf.syncpoints import reach
-from jobs.lifecycle import ring, transitions, unique
+from jobs.lifecycle import transitions, unique, wakeups
 from jobs.lifecycle.run import current_job
 from jobs.models import Job, State
 from jobs.models.columns import Part, named
@@ -151,7 +151,7 @@ class AfterCommit:
 
     def __call__(self) -> None:
         reach("before_ring")
-        ring.ring(self.using, self.queues)
+        wakeups.notify(self.using, self.queues)
         for app, job in self.recorded:
             job.forget_computed()
             for committed in extensions.through("committed"):
@@ -179,7 +179,7 @@ def hook_of(connection: Any) -> AfterCommit | None:
     return hook
 
 
-def ring_after(using: str, name: str) -> None:
+def notify_after(using: str, name: str) -> None:
     """Ring for something that is no job, after the commit of the current transaction."""
     if (hook := hook_of(connections[using])) is not None:
         hook.queues.add(name)
