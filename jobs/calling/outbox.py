@@ -1,4 +1,4 @@
-"""Record jobs in the caller's transaction; after its commit ring for their queues, and tell of them.
+"""Record jobs in the caller's transaction; after its commit notify the workers, and send the signals.
 
 In some blocks all calls go as rows with the transaction, whatever they call: also the messages of stock tasks.
 """
@@ -140,7 +140,7 @@ def _said(job: Job) -> dict[str, Any]:
 
 
 class AfterCommit:
-    """The on-commit hook of one savepoint level: rings for its queues, tells of its jobs, and never raises."""
+    """The on-commit hook of one savepoint level: notifies, sends the signals, and never raises."""
 
     def __init__(self, using: str) -> None:
         # Django names a hook that raised.
@@ -164,8 +164,8 @@ class AfterCommit:
 def hook_of(connection: Any) -> AfterCommit | None:
     """The hook for the current savepoint level, registered; None if nothing tells us of the commit.
 
-    A hook goes with the savepoints that were open when it was registered. If an inner block rolls back, its ring is not
-    needed; were a ring lost, a poll would find the job.
+    A hook goes with the savepoints that were open when it was registered. If an inner block rolls back, its
+    notification is not needed; if one is lost, a poll finds the job.
     """
     if not connection.in_atomic_block:
         # Autocommit: the INSERT is the commit. Autocommit off: only the caller knows, and a poll finds the job.
@@ -180,7 +180,7 @@ def hook_of(connection: Any) -> AfterCommit | None:
 
 
 def notify_after(using: str, name: str) -> None:
-    """Ring for something that is no job, after the commit of the current transaction."""
+    """Notify of something that is no job, after the commit of the current transaction."""
     if (hook := hook_of(connections[using])) is not None:
         hook.queues.add(name)
         if not connections[using].in_atomic_block:
