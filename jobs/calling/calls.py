@@ -88,7 +88,7 @@ def terms(task: Any, args: Any, kwargs: Any, given: Mapping[str, Any]) -> Terms:
     run_at = _run_at(app, countdown, eta) if countdown or eta else None
     is_queue_given = options.get("queue") is not None
     route_name = options.pop("route_name", None) or task.name
-    if app.amqp.router.routes or is_queue_given or options.get("exchange"):
+    if app.amqp.router.routes or options.get("queue") or options.get("exchange"):
         options = app.amqp.router.route(options, route_name, args, kwargs, task)
     else:
         # Celery's router would come to the same, and look at the settings first.
