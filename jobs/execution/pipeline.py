@@ -250,30 +250,43 @@ def _attempt(run: Run) -> Committed | Conflict | Lost | Raised:
                     reach("after_completion")
             except BaseException as exc:
                 # Before the end of the block, which opens a new connection in place of a broken one.
-                is_closed = task.atomic and connections[using].closed_in_transaction
-                is_lost = not is_closed and databases.is_lost(exc, using)
-                databases.roll_back(using)
-                if is_closed and isinstance(exc, Error):
-                    # Not the database's fault, so the body is not run again by itself.
-                    raise ProgrammingError(
-                        "the body closed its connection to the database, and its work is lost with the transaction; "
-                        "declare the task with atomic=False if it manages its connections itself"
-                    ) from exc
+                is_lost = _roll_back(run, exc)
                 raise
     except LostLease as exc:
         return Raised(exc)
     except BaseException as exc:
-        is_sent = reached == "commit"
-        # No other name: with its frame it would hold itself, and what the body held, until Python collects garbage.
-        exc = finish.shutdown_behind(exc) or (_what_struck(exc) if is_sent else exc)
-        if is_sent and finish.is_committed(run):
-            return Committed(source, exc)
-        if task.atomic and _is_conflict(_what_struck(exc)):
-            return Conflict(exc)
-        # The database refused, before the body or at its commit.
-        is_refused = isinstance(exc, Error) and (reached == "begin" or (is_sent and finish.is_passing(exc)))
-        return Lost(exc) if is_lost or is_refused else Raised(exc)
+        return _came_of(run, exc, reached, is_lost, source)
     return Committed(source)
+
+
+def _roll_back(run: Run, exc: BaseException) -> bool:
+    """Roll the body back; whether the database failed it."""
+    is_closed = run.task.atomic and connections[run.using].closed_in_transaction
+    is_lost = not is_closed and databases.is_lost(exc, run.using)
+    databases.roll_back(run.using)
+    if is_closed and isinstance(exc, Error):
+        # Not the database's fault, so the body is not run again by itself.
+        raise ProgrammingError(
+            "the body closed its connection to the database, and its work is lost with the transaction; declare the "
+            "task with atomic=False if it manages its connections itself"
+        ) from exc
+    return is_lost
+
+
+def _came_of(
+    run: Run, exc: BaseException, reached: str, is_lost: bool, source: Job | None
+) -> Committed | Conflict | Lost | Raised:
+    """What came of an attempt that raised; how far it had ``reached`` decides."""
+    is_sent = reached == "commit"
+    # No other name: with its frame it would hold itself, and what the body held, until Python collects garbage.
+    exc = finish.shutdown_behind(exc) or (_what_struck(exc) if is_sent else exc)
+    if is_sent and finish.is_committed(run):
+        return Committed(source, exc)
+    if run.task.atomic and _is_conflict(_what_struck(exc)):
+        return Conflict(exc)
+    # The database refused, before the body or at its commit.
+    is_refused = isinstance(exc, Error) and (reached == "begin" or (is_sent and finish.is_passing(exc)))
+    return Lost(exc) if is_lost or is_refused else Raised(exc)
 
 
 _NOTHING = nullcontext()

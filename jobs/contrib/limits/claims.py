@@ -135,14 +135,19 @@ class LimitedClaimer(claims.Claimer):
         is_plain = time.monotonic() < self._plain_until.get(spot, 0.0)
         if is_plain and (rows := super().claim(using, queue, node, limit, token, (*known.tasks, *without))):
             return rows
-        size, token = claims.size_of(limit), token or claims.new_token()
+        claim = Claim(queue, node, claims.size_of(limit), token or claims.new_token(), without)
+        return self._claim_within(known, using, claim)
+
+    def _claim_within(self, known: Limits, using: str, claim: Claim) -> list[Job]:
+        """Claim no more than the limits leave."""
+        queue, spot = claim.queue, (using, claim.queue)
         left = self._left.pop(using, None)
         if left and (worker_state.holds or self._holds):
             for limiter in RateLimiter.objects.using(using).filter(pk__in=left, look_at__isnull=False):
                 if _let_in(using, limiter, known):
                     self._start.clear()
-        rows = []
-        claim, at_once = Claim(queue, node, size, token, without), store.of(using).writes_at_once
+        rows: list[Job] = []
+        at_once = store.of(using).writes_at_once
         for _ in range(TRIES):
             try:
                 # Behind the slot of an old look somebody better may have come.
@@ -150,7 +155,7 @@ class LimitedClaimer(claims.Claimer):
                 if start:
                     beyond = MORE if spot in self._crowded else FEW
                     rows = limited.take(using, claim, known, beyond, start)
-                    if len(rows) < size:
+                    if len(rows) < claim.limit:
                         self._crowded.add(spot)
                 if not rows:
                     rows = limited.take(using, claim, known, WINDOW) if at_once else _take_anywhere(using, claim, known)
