@@ -6,9 +6,10 @@ outside of the body are seen like all others. Only what has no row is stored (``
 
 from __future__ import annotations
 
+import builtins
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -19,14 +20,14 @@ from celery.contrib.abortable import ABORTED
 from celery.result import assert_will_not_block, result_from_tuple
 from django.db import InterfaceError, OperationalError
 
-from jobs import extensions
+from jobs import errors, extensions
 from jobs.calling import outbox
-from jobs.calling.following import calls_are_rows
-from jobs.calling.raised import exception_of
+from jobs.calling.outbox import calls_are_rows
 from jobs.conf import conf
 from jobs.conf.logs import logger
+from jobs.errors import for_celery
 from jobs.lifecycle import wakeups
-from jobs.models import ENDED, LIVE, WAITING, Job, State
+from jobs.models import ENDED, LIVE, WAITING, Job, State, above
 from jobs.models.values import as_uuid, decoded, jsonable
 from jobs.store import databases, stored
 from jobs.store.stored import Store
@@ -302,3 +303,31 @@ def wait(job: Job, timeout: float | None) -> Any:
     if meta["status"] in states.PROPAGATE_STATES:
         raise meta["result"]
     return meta["result"]
+
+
+above["wait"] = wait
+
+
+# The exception that ended a job, made again from its row
+
+#: The modules in which an exception's class is looked up if the row holds only its name: no body raised it.
+_MODULES = (builtins, celery.exceptions, errors)
+
+
+def exception_of(error: Mapping[str, Any], backend: Any) -> Exception:
+    """The exception that ended a job, made again from its row as Celery's backends do it."""
+    module, name = class_of(error)
+    message = decoded(error.get("args", error.get("message")))
+    made = backend.exception_to_python({"exc_type": name, "exc_module": module or None, "exc_message": message})
+    # An exception that would end the process of the one who waits becomes a failure, as in the worker.
+    return for_celery(made)
+
+
+def class_of(error: Mapping[str, Any]) -> tuple[str, str]:
+    """The module and the name of the class of the exception; an empty module if nobody knows it."""
+    kind = str(error.get("type") or "Exception")
+    module, _, name = str(error.get("class") or "").partition(":")
+    if not name:
+        known = (each.__name__ for each in _MODULES if isinstance(getattr(each, kind, None), type))
+        module, name = next(known, ""), kind
+    return module, name

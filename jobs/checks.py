@@ -22,7 +22,7 @@ from kombu.utils.url import maybe_sanitize_url
 from jobs import conf as project
 from jobs import extensions, store
 from jobs.calling.options import says_how_to_retry
-from jobs.conf import conf, did_you_mean, import_tasks, private, problems
+from jobs.conf import conf, did_you_mean, import_tasks, is_ours, private, problems
 from jobs.maintenance import zombies
 from jobs.models import Job, tables
 
@@ -269,8 +269,8 @@ def check_celery(app: Celery | None = None) -> Iterator[CheckMessage]:
     conf = app.conf
     if conf.task_always_eager:
         yield say("W002")
-    is_ours = getattr(app.Task, "is_transactional", False)
-    if is_ours and conf.task_serializer not in JSON:
+    has_base = getattr(app.Task, "is_transactional", False)
+    if has_base and conf.task_serializer not in JSON:
         yield say("E016", serializer=conf.task_serializer)
     if unknown := [(url, close) for url in _broker_urls(app) if (close := _unknown_transport(url))]:
         # The app cannot be asked anything else.
@@ -382,11 +382,7 @@ register(check_sessions, Tags.database)
 
 
 def _own_tasks(app: Celery) -> dict[str, Any]:
-    return {
-        name: task
-        for name, task in app.tasks.items()
-        if getattr(task, "is_transactional", False) and not task.is_stock()
-    }
+    return {name: task for name, task in app.tasks.items() if is_ours(task)}
 
 
 def _retry_horizon(task: Any) -> float:

@@ -21,6 +21,9 @@ Thread = Callable[[Event, Attempt], None]
 class Extension:
     """The parts of one feature. Override those that it has; what is left alone takes no part."""
 
+    def ready(self) -> None:
+        """Django has all apps and models, in each process."""
+
     # A task is declared, and called
 
     #: Options of ``@shared_task``: what a value must be, in words and as types.
@@ -45,8 +48,11 @@ class Extension:
         """Headers of an event that is told of now: what the runs of its handlers have from the one who told."""
         return {}
 
-    def called(self, task: Any, job: Any) -> None:
-        """A task's call, or a message, became a row, not inserted yet. ``TypeError``, ``ValueError``: it cannot be."""
+    def called(self, task: type[Any]) -> Callable[[Any, Any], None] | None:
+        """A task's class was made: what each of its calls, and messages, goes through, with the task and the row.
+
+        The row is not inserted yet. ``TypeError``, ``ValueError``: the call cannot be.
+        """
 
     def claimer(self, app: Any) -> Any:
         """What claims for one process: a subclass of ``Claimer``, which may hold jobs back. One extension has it."""

@@ -46,7 +46,9 @@ class JobSignal(Signal):
         if not self.receivers:
             return
         try:
-            answers: list[tuple[Any, Any]] = self.send_robust(_sender(job.task), job=job, using=using, **more)
+            answers: list[tuple[Any, Any]] = self.send_robust(
+                _senders.setdefault(job.task, job.task), job=job, using=using, **more
+            )
         except Exception as exc:
             # Django's own report of a receiver that failed can fail.
             answers = [(self, exc)]

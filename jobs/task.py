@@ -7,7 +7,6 @@ import sys
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from fnmatch import fnmatchcase
 from functools import partial, wraps
 from types import ModuleType
 from typing import Any, ClassVar
@@ -20,29 +19,21 @@ from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connections, transaction
 
 from jobs import extensions
-from jobs.arguments import normalize
-from jobs.calling import calls, following, outbox
+from jobs.calling import calls, outbox
 from jobs.calling.options import check_call, check_declaration
-from jobs.conf import conf, is_eager, problems, sentry, task_options
-from jobs.conf.celery_release import dump_arguments
+from jobs.conf import is_eager, is_stock, problems, sentry, task_options
+from jobs.conf.celery_release import dumper_of
 from jobs.errors import EffectParked, Replaced, UniqueTaken
 from jobs.execution import pipeline
 from jobs.idempotency import locks
 from jobs.idempotency.keys import KeyTemplate
 from jobs.lifecycle.run import Run, current_job
-from jobs.lifecycle.transitions import now_plus
 from jobs.models import Job
 from jobs.models.fields import uuid7
 from jobs.models.values import as_uuid, safe_repr
 
 # What Celery does not know of a request is a header of the message to it, and a retry would keep it.
 Context.jobs_run, Context.jobs_unsaved = None, (None, None)
-
-
-def is_stock_name(name: str | None) -> bool:
-    """Whether the task of this name is left to Celery: a built-in, or one of ``JOBS["EXCLUDE"]``."""
-    name = name or ""
-    return name.startswith("celery.") or any(fnmatchcase(name, pattern) for pattern in conf().EXCLUDE)
 
 
 class Task(celery.Task):
@@ -120,6 +111,12 @@ class Task(celery.Task):
     #: What its function takes, without the ``self`` of a bound one.
     body_signature: ClassVar[inspect.Signature] = inspect.Signature()
 
+    #: What extensions do with each of its calls, before that is inserted.
+    called: ClassVar[tuple[Callable[[Any, Job], None], ...]] = ()
+
+    #: Makes plain data of arguments that are pydantic models.
+    dump_arguments: ClassVar[Callable[..., Any] | None] = None
+
     #: The templates above, ready for use.
     key_templates: ClassVar[dict[str, KeyTemplate]] = {}
 
@@ -138,7 +135,7 @@ class Task(celery.Task):
     def on_bound(cls, app: Any) -> None:
         super().on_bound(app)
         try:
-            if not problems() and not is_stock_name(cls.name):
+            if not problems() and not is_stock(cls.name):
                 # A message by name is acknowledged after its job has its row.
                 cls.acks_late = cls.reject_on_worker_lost = True
                 for name, value in task_options(cls.name or "").items():
@@ -154,7 +151,7 @@ class Task(celery.Task):
         own: Any = cls.__call__
         if own is not Task.__call__ and not hasattr(own, "receives"):
             cls.own_call, cls.__call__ = own, _receiving(own)  # type: ignore[method-assign]
-        following.install(app)
+        outbox.install(app)
 
     @classmethod
     def _decide_limits(cls, app: Any) -> None:
@@ -177,6 +174,8 @@ class Task(celery.Task):
         cls.body_signature = inspect.signature(run.__get__(object(), cls) if hasattr(run, "__get__") else run)
         for declared in extensions.through("declared"):
             declared(cls)
+        cls.called = tuple(called for each in extensions.through("called") if (called := each(cls)) is not None)
+        cls.dump_arguments = dumper_of(cls)
         if "idempotency_key" in given and not cls.atomic:
             raise ValueError(
                 "idempotency_key= needs the transaction of the effects, and atomic=False has none: leave atomic=False "
@@ -205,7 +204,7 @@ class Task(celery.Task):
         A task that is left to Celery, or eager, waits for the commit as Celery's own does: None is returned then. So it
         is where the jobs live in another database than the transaction.
         """
-        alias = None if is_eager(self._get_app()) or self.is_stock() else outbox.alias_of(kwargs.get("using"))
+        alias = None if is_eager(self._get_app()) or is_stock(self.name) else outbox.alias_of(kwargs.get("using"))
         if alias is None or (connections["default"].in_atomic_block and not connections[alias].in_atomic_block):
             transaction.on_commit(partial(self.apply_async, *args, **kwargs))
             return None
@@ -245,34 +244,34 @@ class Task(celery.Task):
             UniqueBusy, UniqueTaken: of a task with ``unique=``, see there.
             django.db.IntegrityError: a ``task_id`` that a job already has.
         """
+        app, is_left = self._get_app(), is_stock(self.name)
+        if not is_left and (options or shadow is not None):
+            check_call({**options, "shadow": shadow})
         options |= {"task_id": task_id, "link": link, "link_error": link_error, "shadow": shadow}
-        run = self._run
-        # A project's own ``apply_async`` may call others of this task meanwhile: the retry has the job's id.
-        retry_of = run if run is not None and run.is_retrying and task_id == run.job.task_id else None
-        if not (is_stock := self.is_stock()):
-            check_call(options)
-        if is_stock or is_eager(self._get_app()):
+        if is_left or is_eager(app):
             return super().apply_async(args, kwargs, producer=producer, **options)
-        return self._record(args, kwargs, using, retry_of, **options)
+        if sentry.MODULE in sys.modules:
+            return sentry.traced(Task._record)(self, args, kwargs, using, **options)
+        return self._record(args, kwargs, using, **options)
 
-    @sentry.traced
-    def _record(self, args: Any, kwargs: Any, using: str | None, retry_of: Run | None, **options: Any) -> AsyncResult:
-        app, task_id = self._get_app(), options["task_id"]
-        if retry_of is not None:
+    def _record(self, args: Any, kwargs: Any, using: str | None, **options: Any) -> AsyncResult:
+        task_id = options["task_id"]
+        run = None if task_id is None else self._run
+        # A project's own ``apply_async`` may call others of this task meanwhile: the retry has the job's id.
+        if run is not None and run.is_retrying and task_id == run.job.task_id:
             # An adopted message may have an exchange that is not known here.
-            options.setdefault("queue", retry_of.job.queue)
-        call = self._compose(args, kwargs, options)
-        self._set_unique_key(call)
-        if retry_of is not None:
+            options.setdefault("queue", run.job.queue)
+            call = calls.compose(self, args, kwargs, options)
             # Nothing is sent. The finish of that run writes it, after the rollback.
-            retry_of.planned.append(call)
-            return self._results([call], [call], options)[0]
+            run.planned.append(call)
+            return self._result(call, call, options)
+        call = calls.compose(self, args, kwargs, options)
         try:
             alias = outbox.alias_of(using)
             if task_id is not None and options.get("replaced_task_nesting"):
                 for rename in extensions.through("replacing"):
                     rename(call, alias)
-            [job] = outbox.record([call], alias, app)
+            [job] = outbox.record([call], alias, self._get_app())
         except SynchronousOnlyOperation:
             says = f"{self.name} was called in a running event loop: await its adelay() or aapply_async() there"
             raise SynchronousOnlyOperation(says) from None
@@ -281,9 +280,8 @@ class Task(celery.Task):
                 f"the job {job.pk} has the unique key {call.unique_key!r}, and not the id {task_id} that was asked "
                 "for: leave task_id= out, and use the result's id"
             )
-        return self._results([job], [call], options)[0]
+        return self._result(job, call, options)
 
-    @sentry.traced
     def delay_many(
         self, items: Iterable[tuple[Any, ...] | list[Any] | Mapping[str, Any]], using: str | None = None, **options: Any
     ) -> list[AsyncResult]:
@@ -298,80 +296,43 @@ class Task(celery.Task):
         """
         if "task_id" in options:
             raise ValueError("task_id= cannot be given to delay_many: each call has its own; use apply_async")
-        app = self._get_app()
         pairs: list[tuple[Any, Any]] = [({}, item) if isinstance(item, Mapping) else (item, {}) for item in items]
-        if is_eager(app) or self.is_stock():
+        if is_stock(self.name) or is_eager(self._get_app()):
             return [self.apply_async(args or (), kwargs, **options) for args, kwargs in pairs]
         check_call(options)
+        return sentry.traced(Task._record_many)(self, pairs, using, **options)
+
+    def _record_many(self, pairs: list[tuple[Any, Any]], using: str | None, **options: Any) -> list[AsyncResult]:
+        app = self._get_app()
         # A router, and a task's own shadow_name(), may go by the arguments.
         differ = app.amqp.router.routes or type(self).shadow_name is not celery.Task.shadow_name
-        common = None if differ else self._terms((), {}, options)
+        common = None if differ else calls.terms(self, (), {}, options)
         made = []
         for index, (args, kwargs) in enumerate(pairs):
             if isinstance(args, str | bytes) or not isinstance(args, tuple | list | dict):
                 raise TypeError(f"item {index} must be a tuple (arguments) or a dict (by their names), not {args!r}")
             try:
-                made.append(self._compose(tuple(args), kwargs, options, common))
-                self._set_unique_key(made[-1])
+                made.append(calls.compose(self, tuple(args), kwargs, options, common))
             except (TypeError, ValueError) as exc:
                 raise type(exc)(f"item {index}: {exc}") from exc
         recorded = outbox.record(made, outbox.alias_of(using), app)
-        return self._results(recorded, made, options)
-
-    def is_stock(self) -> bool:
-        """Whether ``JOBS["EXCLUDE"]`` leaves this task to Celery."""
-        return is_stock_name(self.name)
-
-    def _compose(self, args: Any, kwargs: Any, options: Mapping[str, Any], said: calls.Terms | None = None) -> Job:
-        if self.declared_wrong is not None:
-            raise self.declared_wrong
-        # The checks and merges of celery.Task.apply_async, then ours.
-        if self.typing and (check_arguments := getattr(self, "__header__", None)) is not None:
-            check_arguments(*(args or ()), **(kwargs or {}))
-        given = dict(options)
-        if said is None:
-            given["shadow"] = given.get("shadow") or self.shadow_name(args, kwargs, given)
-        args, kwargs = dump_arguments(self, args, kwargs)
-        # What follows a job is written with it, however long its result is.
-        plain = normalize(args, kwargs, conf().MAX_ARGS_BYTES if outbox.following.get() is None else None)
-        job = calls.compose(self._get_app(), said or self._terms(args, kwargs, given), *plain)
-        if self.key_templates:
-            # The lock is taken at the run; what no store could keep is refused here.
-            self.key_of("lock", job)
-            job.marker_key = self.key_of("idempotency_key", job)
-        for called in extensions.through("called"):
-            called(self, job)
-        return job
-
-    def _terms(self, args: Any, kwargs: Any, options: Mapping[str, Any]) -> calls.Terms:
-        if self.soft_time_limit and self.time_limit and self.soft_time_limit > self.time_limit:
-            raise ValueError("soft_time_limit must be less than or equal to time_limit")
-        given = {**self._get_exec_options(), "ignore_result": self.ignore_result, **options}
-        return calls.terms(self._get_app(), self, args, kwargs, given)
+        return [self._result(job, call, options) for job, call in zip(recorded, made, strict=True)]
 
     def key_of(self, name: str, job: Job) -> str | None:
         template = self.key_templates.get(name)
         return None if template is None else template.of(job.args, job.kwargs)
 
-    def _set_unique_key(self, job: Job) -> None:
-        if "unique" not in self.key_templates:
-            return
-        job.unique_key, job.unique_until = self.key_of("unique", job), self.unique_until
-        if self.unique_for is not None:
-            job.unique_expires_at = now_plus(self.unique_for)
-
-    def _results(self, jobs: list[Job], calls: list[Job], options: Mapping[str, Any]) -> list[AsyncResult]:
-        parent = self._get_app().current_worker_task if options.get("add_to_parent", True) else None
-        results = []
-        for job, call in zip(jobs, calls, strict=True):
-            result = self.AsyncResult(job.task_id)
-            result.ignored = job.options.get("ignore_result", self.ignore_result)
-            # A unique job that was there already.
-            result.existing = job is not call
-            if parent:
-                parent.add_trail(result)
-            results.append(result)
-        return results
+    def _result(self, job: Job, call: Job, options: Mapping[str, Any]) -> AsyncResult:
+        """
+        Parameters:
+            job: what does the work of the call. That may be a unique job that was there already.
+        """
+        result = self.AsyncResult(job.task_id)
+        result.ignored = job.options.get("ignore_result", self.ignore_result)
+        result.existing = job is not call
+        if options.get("add_to_parent", True) and (parent := self._get_app().current_worker_task):
+            parent.add_trail(result)
+        return result
 
     # The run
 
@@ -480,7 +441,7 @@ class Task(celery.Task):
         """
         request = self.request_stack.top
         is_direct = request is None or request.called_directly or request.is_eager
-        return not is_direct and request.jobs_run is None and not self.is_stock()
+        return not is_direct and request.jobs_run is None and not is_stock(self.name)
 
 
 def _receiving(own: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ from celery.exceptions import SoftTimeLimitExceeded, TaskPredicate
 from kombu.exceptions import OperationalError
 
 from jobs import extensions
-from jobs.calling.raised import exception_of
+from jobs.backend import exception_of
 from jobs.errors import Snooze, UniqueTaken
 from jobs.models import ENDED, Job, State
 from jobs.models.values import decoded

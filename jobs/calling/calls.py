@@ -23,8 +23,7 @@ from kombu.common import Broadcast
 from kombu.transport.virtual.exchange import TopicExchange
 
 from jobs import extensions
-from jobs.arguments import normalize
-from jobs.calling import request
+from jobs.calling import outbox, request
 from jobs.calling.options import KEPT, MOMENT, PLUMBING
 from jobs.conf import celery_app, conf
 from jobs.conf.syncpoints import reach
@@ -34,7 +33,7 @@ from jobs.lifecycle.wakeups import wakeup
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job, State
 from jobs.models.fields import uuid7
-from jobs.models.values import as_uuid, scrub, storable
+from jobs.models.values import as_uuid, normalize, scrub, storable
 from jobs.store import databases
 
 #: The contract between who writes a job and who runs it. A release raises it if older workers would run its jobs
@@ -61,16 +60,20 @@ class Terms(NamedTuple):
     parent: Any
 
 
-def terms(app: Celery, task: Any, args: Any, kwargs: Any, options: dict[str, Any]) -> Terms:
+def terms(task: Any, args: Any, kwargs: Any, given: Mapping[str, Any]) -> Terms:
     """Read the options of a call; the project's routers run here.
 
     Parameters:
         args, kwargs: for the routers.
-        options: what ``apply_async`` was given, merged with the task's own execution options.
+        given: what ``apply_async`` was given; the task's own options come on top.
 
     Raises:
         TypeError, ValueError: an option that cannot be kept; names it, and the cure.
     """
+    if task.soft_time_limit and task.time_limit and task.soft_time_limit > task.time_limit:
+        raise ValueError("soft_time_limit must be less than or equal to time_limit")
+    app = task._get_app()
+    options = {**task._get_exec_options(), "ignore_result": task.ignore_result, **given}
     task_id = options.pop("task_id", None)
     try:
         key = uuid.UUID(str(task_id)) if task_id else None
@@ -81,10 +84,15 @@ def terms(app: Celery, task: Any, args: Any, kwargs: Any, options: dict[str, Any
         raise ValueError(f"serializer={serializer!r} cannot be kept: a job's arguments are JSON; remove the option")
     for name in PLUMBING & options.keys():
         del options[name]
-    run_at = _run_at(app, options.pop("countdown", None), options.pop("eta", None))
-    expires = options.pop("expires", None)
+    countdown, eta, expires = (options.pop(name, None) for name in ("countdown", "eta", "expires"))
+    run_at = _run_at(app, countdown, eta) if countdown or eta else None
     is_queue_given = options.get("queue") is not None
-    options = _routed(app, options, task, args, kwargs)
+    route_name = options.pop("route_name", None) or task.name
+    if app.amqp.router.routes or options.get("queue") or options.get("exchange"):
+        options = app.amqp.router.route(options, route_name, args, kwargs, task)
+    else:
+        # Celery's router would come to the same, and look at the settings first.
+        options["queue"] = app.amqp.default_queue
     root_id, parent_id = options.pop("root_id", None), options.pop("parent_id", None)
     parent = app.current_worker_task
     if parent:
@@ -100,7 +108,7 @@ def terms(app: Celery, task: Any, args: Any, kwargs: Any, options: dict[str, Any
         kept["task_id"] = str(task_id)
     if run_at is not None:
         kept["eta"] = True
-    root, priority = as_uuid(root_id), options.get("priority")
+    root, priority = as_uuid(root_id) if root_id else None, options.get("priority")
     if priority is not None and priority != _within(priority, -(2**15)):
         raise ValueError(f"priority={priority} must be from {-(2**15)} to {2**15 - 1}")
     row = {
@@ -108,9 +116,9 @@ def terms(app: Celery, task: Any, args: Any, kwargs: Any, options: dict[str, Any
         "task": task.name,
         "queue": _queue_name(app, options, kept, is_queue_given),
         "priority": priority,
-        "rank": rank_of(app, priority),
+        "rank": rank_of(app, priority) if priority else 0,
         "retries": options.get("retries") or 0,
-        "parent_id": as_uuid(parent_id),
+        "parent_id": as_uuid(parent_id) if parent_id else None,
         "root": None if root == key else root,
     }
     if is_frozen:
@@ -126,31 +134,44 @@ def terms(app: Celery, task: Any, args: Any, kwargs: Any, options: dict[str, Any
     return Terms(row, kept, options.get("headers"), parent)
 
 
-def compose(app: Celery, said: Terms, args: list[Any], kwargs: dict[str, Any]) -> Job:
+def compose(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any], said: Terms | None = None) -> Job:
     """The unsaved row of a call; ``before_task_publish`` is sent here, in the caller's context.
 
-    Raises ``TypeError`` if the headers that its receivers add are no JSON.
+    Parameters:
+        said: the options of this call and others, if they were read before.
+
+    Raises ``TypeError``, ``ValueError``: what cannot be kept, also of the headers that receivers add.
     """
-    row, headers = said.row, said.headers
-    options = dict(row["options"]) if said.kept else {}
-    job = Job.of({**row, "id": row["id"] or uuid7(), "args": args, "kwargs": kwargs, "options": options})
-    is_heard = bool(signals.before_task_publish.receivers)
-    if (headers or is_heard) and (found := _headers(app, job, said.kept, headers or {})):
-        options["headers"] = storable(found, "the options")
+    if task.declared_wrong is not None:
+        raise task.declared_wrong
+    # The checks and merges of celery.Task.apply_async, then ours.
+    if task.typing and (check_arguments := getattr(task, "__header__", None)) is not None:
+        check_arguments(*(args or ()), **(kwargs or {}))
+    if said is None:
+        options = {**options, "shadow": options.get("shadow") or task.shadow_name(args, kwargs, options)}
+    if task.dump_arguments is not None:
+        args, kwargs = task.dump_arguments(args, kwargs)
+    # What follows a job is written with it, however long its result is.
+    most = conf().MAX_ARGS_BYTES if outbox.following.get() is None else None
+    plain_args, plain_kwargs = normalize(args, kwargs, most)
+    row, kept, headers, parent = said or terms(task, args, kwargs, options)
+    job_options = dict(row["options"]) if kept else {}
+    given = {"id": row["id"] or uuid7(), "args": plain_args, "kwargs": plain_kwargs, "options": job_options}
+    job = Job.of({**row, **given})
+    if headers or signals.before_task_publish.receivers:
+        job_options |= _headers(task._get_app(), job, kept, headers or {})
     for composed in extensions.through("composed"):
-        composed(job, headers, said.parent)
+        composed(job, headers, parent)
+    if task.key_templates:
+        # The lock is taken at the run; what no store could keep is refused here.
+        task.key_of("lock", job)
+        job.marker_key, job.unique_key = task.key_of("idempotency_key", job), task.key_of("unique", job)
+        if job.unique_key is not None:
+            job.unique_until = task.unique_until
+            job.unique_expires_at = None if task.unique_for is None else transitions.now_plus(task.unique_for)
+    for called in task.called:
+        called(task, job)
     return job
-
-
-def _routed(app: Celery, options: dict[str, Any], task: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    name = options.pop("route_name", None) or task.name
-    router = app.amqp.router
-    if not router.routes and not options.get("queue") and not options.get("exchange"):
-        # Celery's router would come to the same, and look at the settings first.
-        options["queue"] = app.amqp.default_queue
-        return options
-    routed: dict[str, Any] = router.route(options, name, args, kwargs, task)
-    return routed
 
 
 def _kept(app: Celery, task: Any, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,30 +193,29 @@ def _kept(app: Celery, task: Any, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _headers(app: Celery, job: Job, kept: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The caller's own headers, and what receivers of ``before_task_publish`` add to those of Celery."""
-    if not signals.before_task_publish.receivers:
-        return dict(given)
-    made = request.headers_of(job, app, kept)
-    headers = {**made, **given}
-    properties = {"correlation_id": job.task_id, "reply_to": kept.get("reply_to", ""), "priority": job.priority}
-    with extensions.around("publishing"):
-        signals.before_task_publish.send(
-            sender=job.task,
-            body=(job.args, job.kwargs, request.embedded(kept)),
-            exchange=kept.get("exchange", ""),
-            routing_key=kept.get("routing_key", job.queue),
-            declare=[],
-            headers=headers,
-            properties=properties,
-            retry_policy=dict(app.conf.task_publish_retry_policy),
-        )
-    return {name: value for name, value in headers.items() if name not in made or made[name] != value}
+    """The option ``headers``: the caller's own, and what receivers of ``before_task_publish`` add to Celery's."""
+    found = dict(given)
+    if signals.before_task_publish.receivers:
+        made = request.headers_of(job, app, kept)
+        headers = {**made, **given}
+        properties = {"correlation_id": job.task_id, "reply_to": kept.get("reply_to", ""), "priority": job.priority}
+        with extensions.around("publishing"):
+            signals.before_task_publish.send(
+                sender=job.task,
+                body=(job.args, job.kwargs, request.embedded(kept)),
+                exchange=kept.get("exchange", ""),
+                routing_key=kept.get("routing_key", job.queue),
+                declare=[],
+                headers=headers,
+                properties=properties,
+                retry_policy=dict(app.conf.task_publish_retry_policy),
+            )
+        found = {name: value for name, value in headers.items() if name not in made or made[name] != value}
+    return {"headers": storable(found, "the options")} if found else {}
 
 
-def rank_of(app: Celery, priority: int | None) -> int:
+def rank_of(app: Celery, priority: int) -> int:
     """The priority as the claim sorts it: Celery's mean 9 first on RabbitMQ, and 0 first on Redis and ``jobs://``."""
-    if not priority:
-        return 0
     url = app.conf.broker_write_url or app.conf.broker_url or ""
     first = str(url if isinstance(url, str) else url[0])
     return -priority if first.startswith(("amqp", "pyamqp")) else priority
@@ -204,8 +224,6 @@ def rank_of(app: Celery, priority: int | None) -> int:
 def _run_at(app: Celery, countdown: Any, eta: Any) -> Any:
     """When the job is to run; a countdown wins. None: at once."""
     name, value = ("countdown", countdown) if countdown else ("eta", eta)
-    if not value:
-        return None
     moment = _moment(app, value, name)
     is_past = moment <= timezone.now() if isinstance(moment, datetime.datetime) else value < 0
     return None if is_past else moment
@@ -306,7 +324,7 @@ def receive(task: str, request: Any, args: Any, kwargs: Any) -> None:
         options=storable(_stated(request, delivery), "the options"),
         queue=_text(_arrived_by(app, delivery)),
         priority=priority,
-        rank=rank_of(app, priority) if app is not None else 0,
+        rank=rank_of(app, priority) if priority and app is not None else 0,
         expires_at=expires_at,
         retries=_within(request.retries, 0) or 0,
         parent_id=as_uuid(request.parent_id),
@@ -316,7 +334,7 @@ def receive(task: str, request: Any, args: Any, kwargs: Any) -> None:
     if (known := app.tasks.get(task) if app is not None else None) is not None:
         # Of arguments that do not fit the run will say so.
         with suppress(Exception):
-            for called in extensions.through("called"):
+            for called in getattr(known, "called", ()):
                 called(known, job)
     reach("before_receive")
     Job.objects.using(databases.job_alias()).bulk_create([job], ignore_conflicts=True)

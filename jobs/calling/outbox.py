@@ -1,23 +1,32 @@
-"""Record jobs in the caller's transaction."""
+"""Record jobs in the caller's transaction; after its commit notify the workers, and send the signals.
+
+In some blocks all calls go as rows with the transaction, whatever they call: also the messages of stock tasks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
-from celery import Celery
 from celery import signals as celery_signals
-from django.db import Error, connections
+from django.db import Error, connections, transaction
+from kombu.utils.uuid import uuid
 
 from jobs import extensions, signals, store
-from jobs.calling.after_commit import hook_of
-from jobs.lifecycle import unique
+from jobs.calling import request
+from jobs.conf import reads_rows
+from jobs.conf.syncpoints import reach
+from jobs.lifecycle import transitions, unique, wakeups
+from jobs.lifecycle.run import current_job
 from jobs.models import Job, State
 from jobs.models.columns import Part, named
+from jobs.models.values import jsonable, storable
 from jobs.store import databases
 
-#: The database to which the calls of a block go as rows, also those of stock tasks (``jobs.calling.following``).
+#: The database to which the calls of a block go as rows, also those of stock tasks (:func:`calls_are_rows`).
 following: ContextVar[str | None] = ContextVar("jobs.following", default=None)
 
 #: What makes a call a part of something greater.
@@ -32,7 +41,7 @@ def alias_of(using: str | None = None) -> str:
     return databases.job_alias(using or following.get())
 
 
-def record(jobs: list[Job], using: str, app: Celery) -> list[Job]:
+def record(jobs: list[Job], using: str, app: Any) -> list[Job]:
     """Insert the jobs into the caller's transaction, with one statement.
 
     Returns:
@@ -44,8 +53,9 @@ def record(jobs: list[Job], using: str, app: Celery) -> list[Job]:
         change(jobs, using)
     connection: Any = connections[using]
     calls, is_alone = jobs, connection.autocommit and not connection.in_atomic_block
+    write = _insert if calls[0].unique_key is None else _insert_unique
     try:
-        jobs = _write(calls, using)
+        jobs = write(calls, using)
     except Error as exc:
         if not is_alone or not databases.is_lost(exc, using):
             raise
@@ -55,7 +65,7 @@ def record(jobs: list[Job], using: str, app: Celery) -> list[Job]:
         # A frozen signature may have been called before, so the time of the call has to match as well.
         rows = Job.objects.using(using).filter(pk=calls[0].pk, made_at=calls[0].made_at)
         is_written = calls[0].unique_key is None and rows.exists()
-        jobs = calls if is_written else _write(calls, using)
+        jobs = calls if is_written else write(calls, using)
     new = [job for job, call in zip(jobs, calls, strict=True) if job is call]
     for watch in watchers:
         for job in new:
@@ -75,11 +85,8 @@ def record(jobs: list[Job], using: str, app: Celery) -> list[Job]:
     return jobs
 
 
-def _write(calls: list[Job], using: str) -> list[Job]:
+def _insert_unique(calls: list[Job], using: str) -> list[Job]:
     """Insert what is not there already; returns for each call the job that does its work."""
-    if calls[0].unique_key is None:
-        _insert(calls, using)
-        return calls
     jobs = unique.insert(calls, using, store.of(using).batch_size)
     for place, (job, call) in enumerate(zip(jobs, calls, strict=True)):
         if job is not call and (following.get() is not None or not _IN_CANVAS.isdisjoint(call.options)):
@@ -95,7 +102,7 @@ def _write(calls: list[Job], using: str) -> list[Job]:
 _SAID = tuple(name for name in named(Part.SAID) if name not in ("priority", "state", "run_at"))
 
 
-def _insert(jobs: list[Job], using: str) -> None:
+def _insert(jobs: list[Job], using: str) -> list[Job]:
     said, at = [_said(job) for job in jobs], store.of(using)
     computed = any(hasattr(value, "resolve_expression") for values in said for value in values.values())
     # The database's clock says when; or an eta came while the calls were made.
@@ -115,6 +122,7 @@ def _insert(jobs: list[Job], using: str) -> None:
         at.insert_all(jobs, said if is_plain else None)
     for job in jobs:
         job._state.adding, job._state.db = False, using
+    return jobs
 
 
 def _said(job: Job) -> dict[str, Any]:
@@ -126,3 +134,106 @@ def _said(job: Job) -> dict[str, Any]:
     if values["state"] != State.READY:
         said |= {"state": values["state"], "run_at": values["run_at"]}
     return said
+
+
+# After the commit
+
+
+class AfterCommit:
+    """The on-commit hook of one savepoint level: notifies, sends the signals, and never raises."""
+
+    def __init__(self, using: str) -> None:
+        # Django names a hook that raised.
+        self.__qualname__ = "jobs.calling.outbox.AfterCommit"
+        self.using = using
+        self.queues: set[str] = set()
+        self.recorded: list[tuple[Any, Job]] = []
+
+    def __call__(self) -> None:
+        reach("before_ring")
+        wakeups.notify(self.using, self.queues)
+        for app, job in self.recorded:
+            job.forget_computed()
+            for committed in extensions.through("committed"):
+                committed(job)
+            signals.enqueued.tell(job, self.using)
+            if celery_signals.after_task_publish.receivers:
+                _tell_celery(app, job)
+
+
+def hook_of(connection: Any) -> AfterCommit | None:
+    """The hook for the current savepoint level, registered; None if nothing tells us of the commit.
+
+    A hook goes with the savepoints that were open when it was registered. If an inner block rolls back, its
+    notification is not needed; if one is lost, a poll finds the job.
+    """
+    if not connection.in_atomic_block:
+        # Autocommit: the INSERT is the commit. Autocommit off: only the caller knows, and a poll finds the job.
+        return AfterCommit(connection.alias) if connection.get_autocommit() else None
+    if connection.run_on_commit:
+        sids, function = connection.run_on_commit[-1][:2]
+        if isinstance(function, AfterCommit) and sids == set(connection.savepoint_ids):
+            return function
+    hook = AfterCommit(connection.alias)
+    connection.on_commit(hook, robust=True)
+    return hook
+
+
+def notify_after(using: str, name: str) -> None:
+    """Notify of something that is no job, after the commit of the current transaction."""
+    if (hook := hook_of(connections[using])) is not None:
+        hook.queues.add(name)
+        if not connections[using].in_atomic_block:
+            hook()
+
+
+def _tell_celery(app: Any, job: Job) -> None:
+    options = job.options
+    with extensions.around("publishing"):
+        celery_signals.after_task_publish.send(
+            sender=job.task,
+            body=(job.args, job.kwargs, request.embedded(options)),
+            headers={**request.headers_of(job, app, options), **job.headers},
+            exchange=options.get("exchange", ""),
+            routing_key=options.get("routing_key", job.queue),
+        )
+
+
+# Blocks whose calls are all rows
+
+#: Options of a call that are live objects, which no row can keep.
+_LOCAL = ("producer", "connection", "publisher", "router", "result_cls", "task_type", "add_to_parent")
+
+
+@contextmanager
+def calls_are_rows(using: str) -> Iterator[None]:
+    """All calls of the block are rows of this database: of our tasks, and of those whose message has to be sent."""
+    with transaction.atomic(using=using, savepoint=False):
+        token = following.set(using)
+        try:
+            yield
+        finally:
+            following.reset(token)
+
+
+def install(app: Any) -> None:
+    """Let ``app.send_task`` heed transactions; done when the first of our tasks is bound to the app."""
+    if "send_task" not in vars(app):
+        app.send_task = partial(send, app)
+
+
+def send(app: Any, name: str, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+    """Stand in for ``app.send_task``: a message among follow-ups leaves after the commit, by a job (``jobs.send``)."""
+    using = following.get()
+    if using is None and options.get("chord") and reads_rows(app) and databases.in_transaction(databases.job_alias()):
+        # A part of a chord whose rows are not committed yet: it might end before they are.
+        using = databases.job_alias()
+    if using is None:
+        return type(app).send_task(app, name, args, kwargs, **options)
+    task_id = options.get("task_id") or uuid()
+    kept = {key: value for key, value in options.items() if value is not None and key not in _LOCAL}
+    call = [name, list(args or ()), dict(kwargs or {}), storable({**kept, "task_id": task_id}, "the options")]
+    job = current_job()
+    queue = job.queue if job else app.conf.task_default_queue
+    transitions.add_own("jobs.send", jsonable(call, "the call"), using, queue, job)
+    return app.AsyncResult(task_id)

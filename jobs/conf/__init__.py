@@ -240,6 +240,17 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 OWN_TASKS = ("jobs.probe", "jobs.ended", "jobs.same", "jobs.send")
 
 
+@lru_cache(maxsize=1000)
+def is_stock(name: str) -> bool:
+    """Whether the task of this name is left to Celery: a built-in, or one of ``JOBS["EXCLUDE"]``."""
+    return name.startswith("celery.") or any(fnmatchcase(name, pattern) for pattern in conf().EXCLUDE)
+
+
+def is_ours(task: Any) -> bool:
+    """Whether calls of the task are jobs."""
+    return getattr(task, "is_transactional", False) and not is_stock(task.name)
+
+
 def task_options(name: str) -> dict[str, Any]:
     """What ``JOBS["TASKS"]`` says of the task of this name."""
     # Our own jobs rely on their options.
@@ -269,6 +280,7 @@ def _settings(given: dict[str, Any]) -> Settings:
 def _forget(*, setting: str, **kwargs: Any) -> None:
     if setting == "JOBS":
         conf.cache_clear()
+        is_stock.cache_clear()
     _without.cache_clear()
 
 

@@ -12,10 +12,10 @@ from celery import states
 from celery.app.task import Context
 
 
-def dump_arguments(task: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Arguments that are pydantic models as plain data; before 5.7 the caller does that."""
+def dumper_of(task: type[Any]) -> Any:
+    """What makes plain data of arguments that are pydantic models; None: there are none, or (before 5.7) callers do."""
     dump = getattr(task, "_dump_pydantic_arguments", None)
-    return (args, kwargs) if dump is None else dump(args, kwargs)
+    return None if dump is None else staticmethod(dump)
 
 
 def fail_chain(

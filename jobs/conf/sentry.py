@@ -5,26 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
-from typing import Any, TypeVar
+from typing import Any
 
-Call = TypeVar("Call", bound=Callable[..., Any])
-
-
-def _wrapper(name: str) -> Any:
-    """A wrapper of its Celery integration; None without it."""
-    return getattr(sys.modules.get("sentry_sdk.integrations.celery"), name, None)
+#: Its Celery integration, which is imported if it is used.
+MODULE = "sentry_sdk.integrations.celery"
 
 
-def traced(call: Call) -> Call:
+def traced(call: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a task's method as Sentry wraps Celery's ``apply_async``: in a span, and with its trace in ``headers=``."""
-
-    @wraps(call)
-    def around(*args: Any, **kwargs: Any) -> Any:
-        wrap = _wrapper("_wrap_task_run")
-        return (call if wrap is None else wrap(call))(*args, **kwargs)
-
-    return around  # type: ignore[return-value]
+    wrap = getattr(sys.modules.get(MODULE), "_wrap_task_run", None)
+    return call if wrap is None else wrap(call)
 
 
 def around(step: str, task: Any, call: Any) -> Any:
@@ -34,7 +24,7 @@ def around(step: str, task: Any, call: Any) -> Any:
         step: ``_wrap_tracer``, the whole run, for its scope and transaction; or ``_wrap_task_call``, for its span, and
             for the event of what it raises.
     """
-    wrap = _wrapper(step)
+    wrap = getattr(sys.modules.get(MODULE), step, None)
     return call if wrap is None else wrap(task, call)
 
 

@@ -6,7 +6,7 @@ import json
 import uuid
 from typing import Any
 
-from jobs.calling.after_commit import notify_after
+from jobs.calling.outbox import notify_after
 from jobs.conf import conf, service
 from jobs.events import store
 from jobs.lifecycle.run import current_job

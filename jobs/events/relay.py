@@ -15,14 +15,13 @@ from collections.abc import Container, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from celery import Celery
 from django.db import transaction
 from django.db.models import Q
 from django.db.models.functions import Now
 
 from jobs.calling import outbox
 from jobs.calling.calls import rank_of
-from jobs.conf import conf, import_tasks, loaded_app, service
+from jobs.conf import conf, import_tasks, is_ours, loaded_app, service
 from jobs.conf.logs import logger
 from jobs.conf.syncpoints import reach
 from jobs.events import order, store
@@ -110,7 +109,7 @@ def _periods(row: Subscription) -> list[tuple[str, int | None, datetime.datetime
     return [*before, (row.pattern, row.version, row.since)]
 
 
-def subscribe(app: Celery, using: str) -> None:
+def subscribe(app: Any, using: str) -> None:
     """Write what the handlers of this code subscribe to, and log what is new.
 
     While workers of two versions are there, the code of the one that began last counts. An older one may register
@@ -122,7 +121,7 @@ def subscribe(app: Celery, using: str) -> None:
     began, left = databases.began(now), now - datetime.timedelta(seconds=LEFT)
     mine = []
     for name, task in sorted(app.tasks.items()):
-        if (subscribes := getattr(task, "subscribes", None)) is None or task.is_stock():
+        if (subscribes := getattr(task, "subscribes", None)) is None or not is_ours(task):
             continue
         route = app.amqp.router.route({}, name, (), {}, task)
         queue: Any = getattr(task, "queue", None) or route.get("queue")
@@ -130,7 +129,7 @@ def subscribe(app: Celery, using: str) -> None:
             service=service(),
             handler=name,
             queue=str(getattr(queue, "name", queue) or app.conf.task_default_queue),
-            rank=rank_of(app, getattr(task, "priority", None)),
+            rank=rank_of(app, getattr(task, "priority", None) or 0),
             defined_at=began,
             seen_at=now,
             **subscribes,
@@ -196,7 +195,7 @@ def lock(using: str, waits: bool = True) -> Relay:
     return found
 
 
-def hand_on(app: Celery, using: str) -> int | None:
+def hand_on(app: Any, using: str) -> int | None:
     """Hand on the next events that were told here; returns how many. None: another process does it."""
     waiting = Event.objects.using(using).filter(UNRELAYED).order_by("id")
     if not waiting.exists():
@@ -218,7 +217,7 @@ def hand_on(app: Celery, using: str) -> int | None:
 
 
 def make_jobs(
-    app: Celery,
+    app: Any,
     using: str,
     relay: Relay,
     events: Iterable[Event],
@@ -317,7 +316,7 @@ def _job(event: Event, to: Subscription, again: str | None) -> Job:
     )
 
 
-def hand_on_here(app: Celery, using: str) -> bool:
+def hand_on_here(app: Any, using: str) -> bool:
     """For ``run_jobs()``: hand on what was told of. All handlers have to be known for that."""
     if not Event.objects.using(using).filter(UNRELAYED).exists():
         return False

@@ -11,7 +11,6 @@ import ssl
 import urllib.error
 from typing import Any
 
-import kombu.exceptions
 from django.db import Error, InterfaceError, OperationalError
 
 from jobs.calling.options import says_how_to_retry
@@ -21,16 +20,17 @@ from jobs.lifecycle.run import Run
 #: The other side was not reached, or hung up.
 KNOWN = (
     *(ConnectionError, TimeoutError, socket.gaierror, socket.herror, ssl.SSLEOFError, ssl.SSLZeroReturnError),
-    *(http.client.IncompleteRead, kombu.exceptions.OperationalError),
+    http.client.IncompleteRead,
 )
 #: What a network says that is down, or has no way to the other side.
 UNREACHABLE = {getattr(errno, name) for name in "ENETDOWN ENETUNREACH ENETRESET EHOSTDOWN EHOSTUNREACH".split()}
-#: As ``KNOWN``, of packages that need not be installed: by package and name.
+#: As ``KNOWN``, of other packages, most of which need not be installed: by package and name.
 BY_NAME = {
     *(f"requests.{name}" for name in ("ConnectionError", "Timeout", "ChunkedEncodingError")),
     *(f"httpx.{name}" for name in ("TimeoutException", "NetworkError", "RemoteProtocolError")),
     *(f"urllib3.{name}" for name in ("TimeoutError", "ProtocolError", "NewConnectionError", "MaxRetryError")),
     *(f"redis.{name}" for name in ("ConnectionError", "TimeoutError")),
+    "kombu.OperationalError",
     "aiohttp.ClientConnectionError",
     "botocore.HTTPClientError",
 }

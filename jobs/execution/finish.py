@@ -8,7 +8,7 @@ import random
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NoReturn
@@ -259,18 +259,8 @@ def shutdown_behind(exc: BaseException) -> BaseException | None:
     return None
 
 
-@contextmanager
-def unmasked() -> Iterator[None]:
-    """Let nothing stand in front of a shutdown: who sees an ordinary error takes the process for alive."""
-    try:
-        yield
-    except Exception as exc:
-        let_end(exc)
-        raise
-
-
 def let_end(exc: Exception) -> None:
-    """Raise the shutdown behind an error, if there is one."""
+    """Raise the shutdown behind an error, if there is one: who sees an ordinary error takes the process for alive."""
     if (shutdown := shutdown_behind(exc)) is not None:
         raise shutdown from None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 import random
+import sys
 import time
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from django.db import connections, transaction
 from django.db.utils import DataError, Error, IntegrityError, ProgrammingError
 
-from jobs import extensions, store
+from jobs import extensions, signals, store
 from jobs.calling import calls, request
 from jobs.conf import sentry
 from jobs.conf.logs import log
@@ -29,7 +30,7 @@ from jobs.execution import finish, tracer
 from jobs.idempotency import markers
 from jobs.idempotency.keys import fingerprint
 from jobs.idempotency.locks import lock, wake_left
-from jobs.lifecycle import completion, transitions
+from jobs.lifecycle import transitions
 from jobs.lifecycle.run import RECONNECT, Run, current
 from jobs.lifecycle.worker_state import BODY, NAMED, worker_state
 from jobs.models import Job
@@ -49,8 +50,12 @@ def run(run: Run) -> None:
     request = run.request
     request.jobs_run = run
     try:
-        traced = sentry.around("_wrap_tracer", run.task, partial(_traced, run))
-        traced(request.id, request.args, request.kwargs, request)
+        if sentry.MODULE in sys.modules:
+            call = sentry.around("_wrap_task_call", run.task, partial(_call, run))
+            traced = sentry.around("_wrap_tracer", run.task, lambda *given: tracer.trace(run, call))
+            traced(request.id, request.args, request.kwargs, request)
+        else:
+            tracer.trace(run, partial(_call, run))
         if run.state is None:
             # Else the job would be given back again and again.
             finish.finish(run, RuntimeError("what is wrapped around a run did not call it"), lost=True)
@@ -61,57 +66,37 @@ def run(run: Run) -> None:
         tracer.tell_broken(run, exc)
 
 
-def _traced(run: Run, *given: Any) -> None:
-    """The run, and what Celery is told of it."""
-    tracer.enter(run)
-    try:
-        try:
-            call = sentry.around("_wrap_task_call", run.task, partial(_call, run))
-            run.result = call()
-        except Exception as exc:
-            tracer.tell(run, exc)
-        else:
-            tracer.tell_success(run)
-    finally:
-        tracer.leave(run)
-
-
 def _call(run: Run) -> Any:
     """From the begin to the finish; what it returns or raises is what Celery is told."""
     job, request = run.job, run.request
-    with finish.unmasked():
+    try:
         try:
+            tracer.begin(run)
+        except Exception as exc:
+            finish.finish(run, exc)
+        reach("after_claim")
+        with extensions.around("around", run):
+            if "v" in job.options and calls.is_newer(job.options):
+                finish.write(run, lambda: transitions.hand_back(job, NEWER_PAUSE))
+                run.report(logging.WARNING, "left to the workers of a later release", "handed_back")
+                raise Ignore()
+            log(logging.DEBUG, job, "started", "started")
+            signals.started.tell(job, run.using)
+            # Whoever asks in the body is told of this run.
+            before = current.set(run)
             try:
-                tracer.begin(run)
-            except Exception as exc:
-                finish.finish(run, exc)
-            _give(run)
-            reach("after_claim")
-            with extensions.around("around", run):
-                if "v" in job.options and calls.is_newer(job.options):
-                    finish.write(run, lambda: transitions.hand_back(job, NEWER_PAUSE))
-                    run.report(logging.WARNING, "left to the workers of a later release", "handed_back")
-                    raise Ignore()
-                log(logging.DEBUG, job, "started", "started")
-                before = run.enter()
-                try:
-                    return _holding_lock(run) if "lock" in run.task.key_templates else _perform(run)
-                finally:
-                    current.reset(before)
-        finally:
-            # What follows the job is written with its end: Celery must not send it once more.
-            request.callbacks = request.errbacks = request.chain = request.chord = None
-            if run.released:
-                wake_left(run)
-            databases.tidy(run.using)
-
-
-def _give(run: Run) -> None:
-    """Each attempt begins with what the call gave: a handler, or an attempt that was rolled back, may have changed it.
-
-    A retry is made of it.
-    """
-    run.request.update(request.given(run.job))
+                return _holding_lock(run) if "lock" in run.task.key_templates else _perform(run)
+            finally:
+                current.reset(before)
+    except Exception as exc:
+        finish.let_end(exc)
+        raise
+    finally:
+        # What follows the job is written with its end: Celery must not send it once more.
+        request.callbacks = request.errbacks = request.chain = request.chord = None
+        if run.released:
+            wake_left(run)
+        databases.tidy(run.using)
 
 
 def receive(task: Any, context: Any, args: Any, kwargs: Any) -> Any:
@@ -120,17 +105,19 @@ def receive(task: Any, context: Any, args: Any, kwargs: Any) -> Any:
     for pause in RECONNECT:
         time.sleep(pause)
         try:
-            with finish.unmasked():
-                calls.receive(task.name, context, args, kwargs)
-        except (TypeError, ValueError, DataError, IntegrityError) as exc:
-            if task.key_templates:
+            calls.receive(task.name, context, args, kwargs)
+        except Exception as exc:
+            finish.let_end(exc)
+            if isinstance(exc, TypeError | ValueError | DataError | IntegrityError) and not task.key_templates:
+                text = (
+                    "was sent by name and not by delay(), and cannot be kept as a job; it runs as a stock Celery task"
+                )
+                extra = worker_state.about("foreign", job=str(context.id), task=task.name)
+                logger.warning("%s[%s] %s: %s", task.name, context.id, text, exc, extra=extra)
+                break
+            if not isinstance(exc, Error) or isinstance(exc, DataError | IntegrityError):
                 # Without a row there is neither marker nor lock, and it would do what they are to prevent.
                 raise
-            text = "was sent by name and not by delay(), and cannot be kept as a job; it runs as a stock Celery task"
-            extra = worker_state.about("foreign", job=str(context.id), task=task.name)
-            logger.warning("%s[%s] %s: %s", task.name, context.id, text, exc, extra=extra)
-            break
-        except Error as exc:
             # Also a server that takes no writes, and a table that is not migrated: it may be there the next time.
             error = exc
             databases.drop(databases.job_alias())
@@ -194,6 +181,8 @@ def _perform(run: Run) -> Any:
     """
     pauses = iter(RERUNS)
     while True:
+        # A handler, or an attempt that was rolled back, may have changed what the call gave. A retry is made of it.
+        run.request.update(request.given(run.job))
         match _attempt(run):
             case Committed(source, struck):
                 return _tell(run, source, struck)
@@ -203,7 +192,6 @@ def _perform(run: Run) -> Any:
                 del exc
                 time.sleep(random.uniform(0, pause))
                 run.planned.clear()
-                _give(run)
                 finish.write(run, lambda: transitions.owns(run.job))
             # Celery's autoretry may have made a retry of a conflict: then it comes again in its time.
             case Raised(exc) | Conflict(Retry() as exc):
@@ -257,35 +245,48 @@ def _attempt(run: Run) -> Committed | Conflict | Lost | Raised:
                         write()
                     reach("before_commit")
                     reached = "commit"
-                    if not completion.succeed(job, stored, time.monotonic() - run.began, source):
+                    if not transitions.succeed(job, stored, time.monotonic() - run.began, source):
                         raise LostLease("this run lost its lease; its transaction is rolled back")
                     reach("after_completion")
             except BaseException as exc:
                 # Before the end of the block, which opens a new connection in place of a broken one.
-                is_closed = task.atomic and connections[using].closed_in_transaction
-                is_lost = not is_closed and databases.is_lost(exc, using)
-                databases.roll_back(using)
-                if is_closed and isinstance(exc, Error):
-                    # Not the database's fault, so the body is not run again by itself.
-                    raise ProgrammingError(
-                        "the body closed its connection to the database, and its work is lost with the transaction; "
-                        "declare the task with atomic=False if it manages its connections itself"
-                    ) from exc
+                is_lost = _roll_back(run, exc)
                 raise
     except LostLease as exc:
         return Raised(exc)
     except BaseException as exc:
-        is_sent = reached == "commit"
-        # No other name: with its frame it would hold itself, and what the body held, until Python collects garbage.
-        exc = finish.shutdown_behind(exc) or (_what_struck(exc) if is_sent else exc)
-        if is_sent and finish.is_committed(run):
-            return Committed(source, exc)
-        if task.atomic and _is_conflict(_what_struck(exc)):
-            return Conflict(exc)
-        # The database refused, before the body or at its commit.
-        is_refused = isinstance(exc, Error) and (reached == "begin" or (is_sent and finish.is_passing(exc)))
-        return Lost(exc) if is_lost or is_refused else Raised(exc)
+        return _came_of(run, exc, reached, is_lost, source)
     return Committed(source)
+
+
+def _roll_back(run: Run, exc: BaseException) -> bool:
+    """Roll the body back; whether the database failed it."""
+    is_closed = run.task.atomic and connections[run.using].closed_in_transaction
+    is_lost = not is_closed and databases.is_lost(exc, run.using)
+    databases.roll_back(run.using)
+    if is_closed and isinstance(exc, Error):
+        # Not the database's fault, so the body is not run again by itself.
+        raise ProgrammingError(
+            "the body closed its connection to the database, and its work is lost with the transaction; declare the "
+            "task with atomic=False if it manages its connections itself"
+        ) from exc
+    return is_lost
+
+
+def _came_of(
+    run: Run, exc: BaseException, reached: str, is_lost: bool, source: Job | None
+) -> Committed | Conflict | Lost | Raised:
+    """What came of an attempt that raised; how far it had ``reached`` decides."""
+    is_sent = reached == "commit"
+    # No other name: with its frame it would hold itself, and what the body held, until Python collects garbage.
+    exc = finish.shutdown_behind(exc) or (_what_struck(exc) if is_sent else exc)
+    if is_sent and finish.is_committed(run):
+        return Committed(source, exc)
+    if run.task.atomic and _is_conflict(_what_struck(exc)):
+        return Conflict(exc)
+    # The database refused, before the body or at its commit.
+    is_refused = isinstance(exc, Error) and (reached == "begin" or (is_sent and finish.is_passing(exc)))
+    return Lost(exc) if is_lost or is_refused else Raised(exc)
 
 
 _NOTHING = nullcontext()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 from billiard.einfo import ExceptionInfo
@@ -29,10 +30,37 @@ from jobs.lifecycle.run import Run
 celery_logger = logging.getLogger("celery.app.trace")
 
 
-def enter(run: Run) -> None:
-    """From now on the task is Celery's current one, and this is its request."""
-    push_current_task(run.task)
-    run.task.request_stack.push(run.request)
+def trace(run: Run, call: Callable[[], Any]) -> None:
+    """The run, and what Celery is told of it. While it lasts the task is Celery's current one, and has this request.
+
+    Parameters:
+        call: returns the result, or raises what else came of it.
+    """
+    task, request = run.task, run.request
+    push_current_task(task)
+    task.request_stack.push(request)
+    try:
+        try:
+            run.result = call()
+        except Exception as exc:
+            tell(run, exc)
+        else:
+            tell_success(run)
+    finally:
+        # Without a state the process was told to end, or nobody could be told what came of it.
+        value = run.told if run.told is not None else run.result
+        try:
+            about = {"args": request.args, "kwargs": request.kwargs, "retval": value, "state": run.state}
+            signals.task_postrun.send(sender=task, task_id=request.id, task=task, **about)
+        finally:
+            pop_current_task()
+            task.request_stack.pop()
+            try:
+                if run.tells_backend:
+                    task.backend.process_cleanup()
+                task.app.loader.on_process_cleanup()
+            except Exception as exc:
+                celery_logger.error("Process cleanup failed: %r", exc, exc_info=True)
 
 
 def begin(run: Run) -> None:
@@ -101,24 +129,6 @@ def tell_broken(run: Run, exc: Exception) -> None:
     about = {"task_id": run.request.id, "args": run.request.args, "kwargs": run.request.kwargs, "request": request}
     einfo = ExceptionInfo((type(exc), exc, exc.__traceback__))
     signals.task_internal_error.send(sender=run.task, exception=exc, traceback=exc.__traceback__, einfo=einfo, **about)
-
-
-def leave(run: Run) -> None:
-    """The run is over. Without a state the process was told to end, or nobody could be told what came of it."""
-    task, request = run.task, run.request
-    value = run.told if run.told is not None else run.result
-    try:
-        about = {"args": request.args, "kwargs": request.kwargs, "retval": value, "state": run.state}
-        signals.task_postrun.send(sender=task, task_id=request.id, task=task, **about)
-    finally:
-        pop_current_task()
-        task.request_stack.pop()
-        try:
-            if run.tells_backend:
-                task.backend.process_cleanup()
-            task.app.loader.on_process_cleanup()
-        except Exception as exc:
-            celery_logger.error("Process cleanup failed: %r", exc, exc_info=True)
 
 
 def _handle(run: Run, name: str, *args: Any) -> None:

@@ -6,9 +6,7 @@ from collections.abc import Callable
 from string import Formatter
 from typing import Any
 
-from kombu.utils.json import dumps
-
-from jobs.models.values import MAX_KEY, decoded
+from jobs.models.values import MAX_KEY, canonical, decoded
 
 
 class KeyTemplate:
@@ -60,8 +58,7 @@ def fingerprint(task: str, signature: inspect.Signature, args: Any, kwargs: Any)
     """
     bound = signature.bind(*decoded(args), **decoded(kwargs)).arguments
     given = {name: value for name, value in bound.items() if value != signature.parameters[name].default}
-    plain = dumps([task, given], sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(plain.encode()).hexdigest()
+    return hashlib.sha256(canonical([task, given]).encode()).hexdigest()
 
 
 def joined(parts: tuple[Any, ...], what: str) -> str:

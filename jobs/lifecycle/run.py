@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,11 +16,11 @@ from jobs import signals
 from jobs.conf import logs
 from jobs.errors import Cancel, LostLease
 from jobs.lifecycle import transitions, wakeups
-from jobs.lifecycle.completion import owned
 from jobs.lifecycle.worker_state import ProcessState
-from jobs.models import ENDED, Job, State
+from jobs.models import ENDED, Job, State, above
 from jobs.models.values import decoded, jsonable
 from jobs.store import databases
+from jobs.store.base import owned
 
 #: Seconds between the attempts to reach a database that is away, and how often.
 RECONNECT = (0.0, 0.1, 0.4, *[0.5] * 14)
@@ -32,6 +32,8 @@ class Run:
 
     task: Any
     job: Job
+    #: The database of the job.
+    using: str
     #: Where the process shows what it runs.
     slot: ProcessState
     #: The request that the body sees (``jobs.calling.request``); None of a row of which none can be made.
@@ -61,14 +63,6 @@ class Run:
     entered: float = field(default_factory=time.monotonic)
     began: float = field(default_factory=time.monotonic)
 
-    def __post_init__(self) -> None:
-        self.using = self.job._state.db or databases.home()
-
-    def enter(self) -> Token[Run | None]:
-        """The body comes next: whoever asks is told of this run, until ``current`` is set back."""
-        signals.started.tell(self.job, self.using)
-        return current.set(self)
-
     def report(self, level: int, text: str, action: str, **more: Any) -> None:
         """Say what became of the run, in the log and by a signal."""
         runtime = round(time.monotonic() - self.began, 6)
@@ -94,6 +88,9 @@ def save_cursor(job: Job, value: Any) -> None:
     if not job._state.adding and owned(job).update(cursor=kept) != 1:
         raise LostLease("this run lost its lease; what it does in this transaction is rolled back")
     job.cursor = decoded(kept)
+
+
+above["save_cursor"] = save_cursor
 
 
 def persistently(run: Run, action: Callable[[], bool]) -> bool | None:

@@ -1,8 +1,7 @@
 """The state machine: every transition of a job, each one conditional statement.
 
-Each function names the race that its condition decides. Out of ``running`` there is one door,
-:func:`_finish` (and ``completion.succeed`` for success), fenced by the claim: lease and token. Nobody else writes
-``Job.state``.
+Each function names the race that its condition decides. Out of ``running`` there are two doors, fenced by the claim
+(lease and token): :func:`succeed`, which every job costs, and :func:`_finish`. Nobody else writes ``Job.state``.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from celery.utils.functional import maybe_list
 from django.db import IntegrityError, OperationalError, connections, transaction
 from django.db.models import Case, Exists, F, OuterRef, Q, When
 from django.db.models.expressions import RawSQL
@@ -24,11 +22,11 @@ from jobs import extensions, signals, store
 from jobs.conf import conf
 from jobs.errors import UniqueBusy, UniqueTaken
 from jobs.lifecycle import unique, wakeups
-from jobs.lifecycle.completion import owned
 from jobs.models import AWAITING, CLAIMABLE, ENDED, LIVE, UNSUCCESSFUL, WAITING, Cancellation, Job, Node, State
 from jobs.models.columns import ORDER, Part, named
 from jobs.models.values import scrub
 from jobs.store import databases
+from jobs.store.base import owned
 
 #: What is counted, each apart.
 COUNTS = named(Part.COUNT)
@@ -81,7 +79,27 @@ def _waiting(run_at: Any) -> dict[str, Any]:
     }
 
 
-# Out of running: the one door
+# Out of running: the two doors
+
+
+def succeed(job: Job, result: Any, runtime: float, source: Job | None = None) -> bool:
+    """The last statement of the body's own transaction, so that effects and completion are one commit.
+
+    False: the job was given to another run, or was asked to end (:func:`heed`).
+
+    Parameters:
+        runtime: seconds since the body began; the row was claimed before that, together with others.
+        source: the job that had done the work before, if any; the result is its own.
+    """
+    at = store.of(str(job._state.db))
+    # The body may have caught an error that its transaction did not survive.
+    at.connection.validate_no_broken_transaction()
+    if done := at.succeed(job, result, runtime) if source is None else at.succeed_as(job, result, source):
+        job.__dict__.update(state=State.SUCCEEDED, result=result, error=None)
+        # Read from the row when somebody asks for them.
+        for computed in ("finished_at", "started_at", "replay_of"):
+            job.__dict__.pop(computed, None)
+    return done
 
 
 def _finish(job: Job, **values: Any) -> bool:
@@ -453,7 +471,8 @@ def stamped(using: str, stamps: dict[str, list[Any]]) -> list[uuid.UUID]:
     """The jobs that have not ended and bear one of the stamps (``revoke_by_stamped_headers``)."""
 
     def each(given: dict[str, Any]) -> set[tuple[str, str]]:
-        return {(name, str(value)) for name, values in given.items() for value in maybe_list(values) or ()}
+        lists = {name: values if isinstance(values, list) else [values] for name, values in given.items()}
+        return {(name, str(value)) for name, values in lists.items() for value in values if value is not None}
 
     live = Job.objects.using(using).filter(state__in=LIVE, options__has_key="stamps")
     found = live.values_list("pk", "options").iterator()

@@ -8,11 +8,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from celery import current_app
 from django.db import IntegrityError
 from django.db.models import Exists, OuterRef, Q, QuerySet
 
-from jobs.conf import conf, logs
+from jobs.conf import celery_app, conf, logs
 from jobs.conf.logs import logger
 from jobs.lifecycle import claims, transitions
 from jobs.lifecycle.claims import Claimed
@@ -153,6 +152,13 @@ def _lose_all(runs: list[Claimed], using: str, lose: Callable[[Job], bool]) -> i
     # Somebody has locked such a row: then that which counts stays as well, or the other would be the first next time.
     left = {abs(run[2]) for run, is_done in handed_back.items() if not is_done and run[0] not in _reported}
     counted = [run for run in lost if abs(run[2]) not in left]
+    for run in lost:
+        if abs(run[2]) in left and run[0] not in _waiting:
+            _waiting.add(run[0])
+            text = (
+                "job %s, whose process died, is given back later: somebody has locked the row of a job claimed with it"
+            )
+            logger.warning(text, run[0], extra={"action": "rescue_waits", "job": str(run[0])})
     return sum(handed_back.values()) + _finish_all(counted, using, "rescued", lose)
 
 
@@ -173,6 +179,7 @@ def _error(job: Job, kind: str, text: str) -> dict[str, Any]:
 
 
 _reported: set[uuid.UUID] = set()  #: The rows that cannot be given back: they stay running until somebody mends them.
+_waiting: set[uuid.UUID] = set()  #: Those of which the log says that they are given back later.
 
 
 def _finish(key: uuid.UUID, using: str, action: str, transition: Callable[[Job], bool], **where: Any) -> int:
@@ -199,6 +206,7 @@ def _finish(key: uuid.UUID, using: str, action: str, transition: Callable[[Job],
         logger.log(level, "job %s cannot be given back", key, exc_info=True, extra=extra)
         return 0
     _reported.discard(key)
+    _waiting.discard(key)
     job = found[0]
     if action == "crashed":
         # Its process is gone. The finish has decided whether the body did it.
@@ -284,7 +292,8 @@ class OwnJobs:
         if slot.phase != BODY:
             return _lose("NodeLost", "the process died beside the body")(job)
         error = _error(job, "WorkerLostError", f"the process {slot.pid} died in this task")
-        own = getattr(current_app.tasks.get(job.task), "max_crashes", None)
+        app = celery_app()
+        own = getattr(app and app.tasks.get(job.task), "max_crashes", None)
         return transitions.crash(job, error, conf().MAX_CRASHES if own is None else int(own))
 
     def hand_back_waiting(self) -> int:

@@ -112,7 +112,7 @@ class Heartbeat(models.Model):
         db_table = "jobs_heartbeat"
 
 
-#: What rooms above do for a row, by the names of the methods here; the app sets them when it is ready.
+#: What rooms above do for a row, by the names of the methods here. Each sets its own; the app imports them.
 above: dict[str, Callable[..., Any]] = {}
 
 #: A header of the jobs that are Django's tasks.

@@ -10,6 +10,7 @@ import json
 import math
 import re
 import uuid
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -60,8 +61,34 @@ def check_size(text: str, what: str, most: int) -> None:
         )
 
 
+def normalize(args: Any, kwargs: Any, most: int | None = None) -> tuple[list[Any], dict[str, Any]]:
+    """What may be an argument of a job, as JSON-native values; :func:`decoded` makes them again what they were.
+
+    It is decided at the call, and not after the commit.
+
+    Tuples become lists, subclasses of ``str``, ``int``, ``float`` and ``dict`` become the plain type,
+    signatures become their dict, and the ``TYPES`` a dict that names the type.
+
+    Raises:
+        TypeError: a value of another type; names the argument and the cure.
+        ValueError: text or numbers that a database would refuse; more than ``most`` bytes of JSON.
+    """
+    if not isinstance(args, list | tuple | None):
+        raise TypeError(f"args must be a list or tuple, not {type(args).__name__}: write ({args!r},) for one argument")
+    if not isinstance(kwargs, Mapping | None):
+        raise TypeError(f"kwargs must be a dict, not {type(kwargs).__name__}")
+    try:
+        plain = _plain(list(args or ()), "args"), _plain(dict(kwargs or {}), "kwargs")
+    except RecursionError:
+        raise ValueError("the arguments are nested too deeply") from None
+    # A character of repr() is at most 6 bytes of JSON (\\u001f): most calls need no exact count.
+    if most is not None and 6 * len(repr(plain)) > most:
+        check_size(json.dumps(plain, ensure_ascii=False), "the arguments are", most)
+    return plain
+
+
 def jsonable(value: Any, where: str) -> Any:
-    """``value`` as plain JSON data; ``where`` names it in the errors (``jobs.arguments.normalize`` lists them)."""
+    """``value`` as plain JSON data; ``where`` names it in the errors (:func:`normalize` lists them)."""
     try:
         return _plain(value, where)
     except RecursionError:
@@ -84,6 +111,11 @@ def storable(value: Any, where: str) -> Any:
         raise ValueError(f"{where} of this call is nested too deeply") from None
     except (TypeError, EncodeError) as exc:
         raise TypeError(f"{where} of this call cannot be stored as JSON: {exc}") from exc
+
+
+def canonical(value: Any) -> str:
+    """The one text of equal values, as JSON; also of the types that callers gave."""
+    return str(dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False))
 
 
 def _plain(value: Any, where: str, left: int = DEPTH) -> Any:

@@ -7,7 +7,6 @@ from importlib import import_module
 from typing import Any
 
 from jobs import extensions
-from jobs.lifecycle.isolation import isolation
 from jobs.testing.inline import Runs, assert_enqueued, assert_not_enqueued, capture_jobs, run_jobs
 
 _OF_EXTENSIONS = extensions.public(__name__)
@@ -17,7 +16,6 @@ __all__ = [
     "assert_enqueued",
     "assert_not_enqueued",
     "capture_jobs",
-    "isolation",
     "run_jobs",
     *_OF_EXTENSIONS,
 ]

@@ -1,7 +1,7 @@
 from jobs.contrib.crashtest.crash import NotIdempotent as NotIdempotent
 from jobs.contrib.crashtest.crash import assert_idempotent as assert_idempotent
+from jobs.contrib.isolation.isolation import isolation as isolation
 from jobs.events.fits import assert_fits as assert_fits
-from jobs.lifecycle.isolation import isolation as isolation
 from jobs.testing.inline import Runs as Runs
 from jobs.testing.inline import assert_enqueued as assert_enqueued
 from jobs.testing.inline import assert_not_enqueued as assert_not_enqueued

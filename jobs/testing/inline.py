@@ -26,19 +26,18 @@ from django.test.testcases import DatabaseOperationForbidden  # type: ignore[att
 from django.utils import timezone
 
 from jobs import doors, extensions
-from jobs.arguments import normalize
+from jobs.backend import exception_of
 from jobs.calling import outbox
-from jobs.calling.raised import exception_of
-from jobs.conf import OWN_TASKS, conf, import_tasks
+from jobs.conf import OWN_TASKS, conf, import_tasks, is_ours
 from jobs.errors import TaskExited, TaskOutOfMemory
 from jobs.lifecycle import transitions
 from jobs.lifecycle.claims import Claimer
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import WAITING, Job, Node, Pause, State
 from jobs.models.columns import ORDER
-from jobs.models.values import decoded
+from jobs.models.values import decoded, normalize
 from jobs.store import databases
-from jobs.worker.runner import Runner, is_ours
+from jobs.worker.runner import Runner
 
 #: After so many runs without a ``limit`` we say that it never ends.
 ENDLESS = 1000

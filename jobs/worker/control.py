@@ -8,6 +8,7 @@ from celery.platforms import signals as signal_numbers
 from celery.utils.functional import maybe_list
 from celery.worker import control
 
+from jobs.conf import is_ours
 from jobs.conf.rates import limit_of
 from jobs.lifecycle.worker_state import Occupied, worker_state
 from jobs.models.values import parse_uuid
@@ -60,7 +61,7 @@ def _revoke_stamped(
 def _rate_limit(stock: Any, state: Any, task_name: str, rate_limit: Any, **kwargs: Any) -> Any:
     """Of a task of ours it is set for all workers, by one row, and stays set over restarts."""
     task = state.app.tasks.get(task_name)
-    if not getattr(task, "is_transactional", False) or task.is_stock():
+    if not is_ours(task):
         return stock(state, task_name, rate_limit, **kwargs)
     try:
         limit_of(rate=rate_limit)

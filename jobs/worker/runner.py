@@ -20,7 +20,7 @@ from django.db import Error
 
 from jobs import extensions
 from jobs.calling import request
-from jobs.conf import conf
+from jobs.conf import conf, is_ours
 from jobs.conf.logs import log, logger
 from jobs.conf.syncpoints import reach
 from jobs.execution import finish, pipeline
@@ -194,7 +194,7 @@ class Runner:
         return self._run(self.app.tasks[job.task], job, 0, time.monotonic())
 
     def _run(self, task: Any, job: Job, batch: int, claimed_at: float) -> Run:
-        run = Run(task, job, self.slot)
+        run = Run(task, job, str(job._state.db), self.slot)
         try:
             self._name(run, batch)
         except Exception as exc:
@@ -205,12 +205,14 @@ class Runner:
         must_renew = time.monotonic() - claimed_at > OLD or not task.atomic or "lock" in task.key_templates
         if must_renew and not self._renew(job):
             return run
-        self._tell_events(celery_events.send_start, run)
+        if tells := worker_state.wants_events:
+            self._tell_events(celery_events.send_start, run)
         pipeline.run(run)
         took = time.monotonic() - run.entered
         if isinstance(run.told, finish.NotSettled):
             self._unfinished.append(job)
-        self._tell_events(celery_events.send_outcome, run, took)
+        if tells:
+            self._tell_events(celery_events.send_outcome, run, took)
         if task.run_over is not None:
             task.run_over(job)
         self._done += 1
@@ -219,11 +221,10 @@ class Runner:
 
     def _tell_events(self, send: Callable[..., None], run: Run, *more: Any) -> None:
         """Events are news: what goes wrong with one, of a value that cannot be shown, say, does not end the process."""
-        if worker_state.wants_events:
-            try:
-                send(run, *more)
-            except Exception as exc:
-                log(logging.WARNING, run.job, f"no event tells of it: {exc!r}", "event_lost")
+        try:
+            send(run, *more)
+        except Exception as exc:
+            log(logging.WARNING, run.job, f"no event tells of it: {exc!r}", "event_lost")
 
     def _name(self, run: Run, batch: int) -> None:
         """Make the request, and say on the worker state what is run, and until when.
@@ -323,11 +324,6 @@ class Runner:
                 stock(number, frame)
 
         signal.signal(signal.SIGUSR1, strike)
-
-
-def is_ours(task: Any) -> bool:
-    """Whether jobs of the task are run here."""
-    return getattr(task, "is_transactional", False) and not task.is_stock()
 
 
 def _let_go(error: BaseException) -> None:

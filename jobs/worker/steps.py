@@ -16,7 +16,7 @@ from celery.worker.state import maybe_shutdown
 from django.core.exceptions import ImproperlyConfigured
 
 from jobs import checks, store
-from jobs.conf import conf
+from jobs.conf import conf, is_ours
 from jobs.conf.logs import logger
 from jobs.lifecycle.worker_state import worker_state
 from jobs.store import databases, write_mutex
@@ -48,7 +48,7 @@ class NodeStep(bootsteps.StartStopStep):
         if any(store.of(alias).has_one_writer for alias in conf().DATABASES):
             write_mutex.install()
         # Those that its processes run: a plain task would let jobs of its name go again and again.
-        tasks = sorted(name for name, task in parent.app.tasks.items() if runner.is_ours(task))
+        tasks = sorted(name for name, task in parent.app.tasks.items() if is_ours(task))
         is_prefork = issubclass(parent.pool_cls, prefork.TaskPool)
         kind = "prefork" if is_prefork else parent.pool_cls.__module__.rpartition(".")[2]
         # The memory that the processes share stays shared: their garbage collections do not write into it.
@@ -130,7 +130,7 @@ def _keep_connections(app: Any) -> None:
 
 def _for_stock(handle: Callable[..., None]) -> Callable[..., None]:
     def handle_stock(sender: Any, **kwargs: Any) -> None:
-        if not getattr(sender, "is_transactional", False) or sender.is_stock():
+        if not is_ours(sender):
             handle(sender=sender, **kwargs)
 
     return handle_stock

@@ -28,7 +28,7 @@ from tests.models import Effect, Order
 OUTAGE = 2.7 * conf().DEAD_AFTER
 
 #: A run whose connection died has lost its database, and did not fail.
-LOST = Without("jobs.execution.pipeline:_attempt", "False", call="databases.is_lost")
+LOST = Without("jobs.execution.pipeline:_roll_back", "False", call="databases.is_lost")
 
 #: Seconds that a busy machine takes on top of any wait.
 SLACK = 1.5
@@ -351,7 +351,7 @@ def test_a_hundred_thousand_due_in_the_same_second(ledger):
     assert ledger.longest_wait(others) < 1 + SLACK
 
 
-@guard(Without("jobs.execution.pipeline:_attempt", "False", clause='reached == "begin"'))
+@guard(Without("jobs.execution.pipeline:_came_of", "False", clause='reached == "begin"'))
 @guard(
     Without(
         "jobs.store.write_mutex:_held",

@@ -59,7 +59,7 @@ def test_main_process_killed(ledger):
 @pytest.mark.parametrize("how", ["segfault", again("abort"), "ended", "ended_in_conflict"])
 @guard(Without("jobs.lifecycle.transitions:crash", "lose(job, error, limit)"))
 @guard(Without("jobs.execution.finish:chain", "iter([exc])"), case="ended")
-@guard(Without("jobs.execution.pipeline:_attempt", call="finish.shutdown_behind"), case="ended_in_conflict")
+@guard(Without("jobs.execution.pipeline:_came_of", call="finish.shutdown_behind"), case="ended_in_conflict")
 def test_a_body_that_kills_its_process_now_and_then(ledger, tmp_path, how):
     """The crash of one is not the crash of its neighbours, and the next time it goes well.
 

@@ -159,7 +159,7 @@ def test_messages_sent_by_name(ledger):
         ledger.check(within=LOST_CHILD)
 
 
-@guard(Without("jobs.execution.finish:unmasked", "(yield)"))
+@guard(Without("jobs.execution.pipeline:receive", call="finish.let_end"))
 def test_process_ended_while_it_receives(ledger, tmp_path):
     """A SIGTERM before the row of a message sent by name is committed: the broker has the message again.
 

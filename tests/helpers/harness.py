@@ -229,7 +229,7 @@ def run(job):
     """Run a claimed job in this process; return (state, value) as Celery sees it."""
     runner = Runner(current_app._get_current_object(), "here")
     try:
-        ran = Run(runner.app.tasks[job.task], job, runner.slot)
+        ran = Run(runner.app.tasks[job.task], job, str(job._state.db), runner.slot)
         runner._name(ran, 0)
         pipeline.run(ran)
     finally:

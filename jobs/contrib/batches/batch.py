@@ -22,7 +22,7 @@ from django.db.models import Count, Exists, OuterRef, QuerySet
 from django.db.models.functions import Now
 
 from jobs.calling import outbox
-from jobs.calling.following import calls_are_rows
+from jobs.calling.outbox import calls_are_rows
 from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.contrib.batches.models import Batch

@@ -21,17 +21,17 @@ from celery.utils.functional import maybe_list
 from celery.utils.nodenames import gethostname
 from django.db.models import Exists, OuterRef
 
+from jobs.backend import exception_of
 from jobs.calling import request
-from jobs.calling.following import calls_are_rows
-from jobs.calling.raised import exception_of
+from jobs.calling.outbox import calls_are_rows
 from jobs.conf import has_results_elsewhere
 from jobs.conf.celery_release import fail_chain
 from jobs.contrib.canvas import chords
-from jobs.lifecycle import completion
 from jobs.lifecycle.run import Run
 from jobs.lifecycle.transitions import add_own
 from jobs.models import ENDED, LIVE, Job, State
 from jobs.models.values import decoded, jsonable, parse_uuid
+from jobs.store.base import owned
 
 
 def of(run: Run) -> Callable[[], None] | None:
@@ -50,7 +50,7 @@ def write(run: Run) -> None:
     given, job, app = run.request, run.job, run.task.app
     with calls_are_rows(run.using):
         if run.replacement is not None:
-            completion.owned(job).update(options={**job.options, "replaced": True})
+            owned(job).update(options={**job.options, "replaced": True})
             # Celery gave it this job's id, and moved onto it what should follow this job.
             run.replacement.apply_async()
             return

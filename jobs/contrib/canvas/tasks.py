@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery import shared_task
-
+from jobs import task
 from jobs.contrib.canvas import followups
-from jobs.task import Task
 
 
-@shared_task(
-    base=Task,
+@task(
     bind=True,
     name="jobs.ended",
     ignore_result=True,

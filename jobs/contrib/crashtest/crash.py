@@ -19,7 +19,7 @@ from typing import Any
 from django.db import connections
 from django.db.transaction import TransactionManagementError
 
-from jobs.conf import conf
+from jobs.conf import conf, is_ours
 from jobs.contrib.crashtest import child, compare, copies, interleave, recorder
 from jobs.contrib.crashtest.child import Children
 from jobs.contrib.crashtest.compare import Outcome, Varying
@@ -28,7 +28,6 @@ from jobs.contrib.crashtest.report import Examination, Finding, as_html
 from jobs.lifecycle.redaction import Shown
 from jobs.models import Job
 from jobs.store import databases
-from jobs.testing.inline import is_ours
 
 #: At most so many points are tried. If there are more, those after effects and commits come first.
 POINTS = 150

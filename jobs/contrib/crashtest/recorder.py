@@ -35,8 +35,8 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
 from jobs.conf import syncpoints
+from jobs.contrib.isolation import isolation
 from jobs.execution import pipeline
-from jobs.lifecycle import isolation
 from jobs.lifecycle.run import current_run
 from jobs.store import databases
 

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from celery import Celery
 from django.db import InterfaceError, OperationalError, ProgrammingError, transaction
 from django.db.models.functions import Now
 from django.utils import timezone
@@ -41,7 +40,7 @@ class Delivery:
     exchange: str = amqp.EXCHANGE
 
 
-def store(app: Celery, using: str, deliveries: Sequence[Delivery]) -> list[wire.Message]:
+def store(app: Any, using: str, deliveries: Sequence[Delivery]) -> list[wire.Message]:
     """Write the events among the messages, each once, and hand on those whose turn it is, in one transaction.
 
     A message that is no event becomes a row that says why. Returns what other services say beside their events, with
@@ -85,13 +84,13 @@ def is_outage(exc: Exception, using: str) -> bool:
     return databases.is_lost(exc, using) or (is_failure and not databases.is_refusal(exc))
 
 
-def put_aside(app: Celery, using: str, why: Exception, delivery: Delivery | None = None) -> None:
+def put_aside(app: Any, using: str, why: Exception, delivery: Delivery | None = None) -> None:
     """Keep a message that is no event. None: not even its protocol can be read."""
     event = _no_event(delivery or Delivery(b"", {"message_id": str(uuid.uuid4())}), why)
     _store(app, using, {event.uuid: event}, {})
 
 
-def go_on(app: Celery, using: str, source: str, name: str, number: int = 0) -> None:
+def go_on(app: Any, using: str, source: str, name: str, number: int = 0) -> None:
     """Hand on what is parked and whose turn it is, when nothing up to ``number`` will come."""
     while True:
         with transaction.atomic(using=using):
@@ -158,9 +157,7 @@ def _clean(text: str, length: int) -> str:
     return text.encode(errors="replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")[:length]
 
 
-def _store(
-    app: Celery, using: str, events: dict[uuid.UUID, Event], replays: Mapping[str | None, list[uuid.UUID]]
-) -> None:
+def _store(app: Any, using: str, events: dict[uuid.UUID, Event], replays: Mapping[str | None, list[uuid.UUID]]) -> None:
     with transaction.atomic(using=using):
         locked = relay.lock(using)
         rows = databases.each(Event.objects.filter(uuid__in=events))
@@ -265,7 +262,7 @@ def _turn(using: str, source: str, name: str, missing: int = 0) -> tuple[int, li
     return before, ready
 
 
-def _hand_on(app: Celery, using: str, locked: Relay, events: Sequence[Event]) -> None:
+def _hand_on(app: Any, using: str, locked: Relay, events: Sequence[Event]) -> None:
     """Make the jobs, and note of each event that it was handed on, or why nobody handles it."""
     if not events:
         return

@@ -20,7 +20,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from celery import Celery
 from django.db import Error, IntegrityError, transaction
 from django.db.models import Min, Q, QuerySet
 
@@ -81,7 +80,7 @@ class Found:
 class LimitedClaimer(claims.Claimer):
     """Claims for one process, and heeds the limits. Without any it is the :class:`claims.Claimer`."""
 
-    def __init__(self, app: Celery | None = None) -> None:
+    def __init__(self, app: Any = None) -> None:
         super().__init__()
         self._app = app
         #: The limits of the jobs that this process had claimed: their slots may be free.
@@ -136,14 +135,19 @@ class LimitedClaimer(claims.Claimer):
         is_plain = time.monotonic() < self._plain_until.get(spot, 0.0)
         if is_plain and (rows := super().claim(using, queue, node, limit, token, (*known.tasks, *without))):
             return rows
-        size, token = claims.size_of(limit), token or claims.new_token()
+        claim = Claim(queue, node, claims.size_of(limit), token or claims.new_token(), without)
+        return self._claim_within(known, using, claim)
+
+    def _claim_within(self, known: Limits, using: str, claim: Claim) -> list[Job]:
+        """Claim no more than the limits leave."""
+        queue, spot = claim.queue, (using, claim.queue)
         left = self._left.pop(using, None)
         if left and (worker_state.holds or self._holds):
             for limiter in RateLimiter.objects.using(using).filter(pk__in=left, look_at__isnull=False):
                 if _let_in(using, limiter, known):
                     self._start.clear()
-        rows = []
-        claim, at_once = Claim(queue, node, size, token, without), store.of(using).writes_at_once
+        rows: list[Job] = []
+        at_once = store.of(using).writes_at_once
         for _ in range(TRIES):
             try:
                 # Behind the slot of an old look somebody better may have come.
@@ -151,7 +155,7 @@ class LimitedClaimer(claims.Claimer):
                 if start:
                     beyond = MORE if spot in self._crowded else FEW
                     rows = limited.take(using, claim, known, beyond, start)
-                    if len(rows) < size:
+                    if len(rows) < claim.limit:
                         self._crowded.add(spot)
                 if not rows:
                     rows = limited.take(using, claim, known, WINDOW) if at_once else _take_anywhere(using, claim, known)
@@ -398,18 +402,18 @@ def _let_in(using: str, limiter: RateLimiter, known: Limits) -> int:
     return done
 
 
-def _mark(using: str, rows: Sequence[Any], app: Celery | None) -> int:
+def _mark(using: str, rows: Sequence[Any], app: Any) -> int:
     """Give jobs that were called before their task had a limit, or by name, the key that a call gives them now."""
     done = 0
     for job in Job.objects.using(using).filter(pk__in=[row.pk for row in rows]).only("task", "args", "kwargs"):
         try:
-            key = limits.key_of(app.tasks[job.task], job) if app is not None else job.task
+            limits.mark(app.tasks[job.task], job)
         except Exception:
-            # The arguments do not fit, which its run will say.
-            key = job.task
+            # The arguments do not fit, which its run will say; or the task is not known here.
+            job.limit_key = job.task
         with transaction.atomic(using=using):
             if databases.free(Job.objects.using(using).filter(pk=job.pk, state=State.READY)).values_list("pk").first():
-                done += Job.objects.using(using).filter(pk=job.pk).update(limit_key=key or job.task)
+                done += Job.objects.using(using).filter(pk=job.pk).update(limit_key=job.limit_key)
     return done
 
 

@@ -51,9 +51,9 @@ class Limits(Extension):
         if task.claim_limit is None and inspect.getattr_static(task, "limit_key") is not None:
             raise ValueError("limit_key= needs concurrency= or rate=, which it is the key of")
 
-    @property
-    def called(self) -> Any:
-        # Each call comes by here: the door is the function itself.
+    def called(self, task: Any) -> Any:
+        if task.claim_limit is None:
+            return None
         from jobs.contrib.limits.limits import mark
 
         return mark

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from celery import Celery
 from django.db.models.functions import Now
 
-from jobs.conf import conf
+from jobs.conf import conf, is_ours
 from jobs.conf.logs import logger
 from jobs.conf.rates import Limit, limit_of
 from jobs.contrib.limits.models import Limit as Row
@@ -33,16 +32,8 @@ class Limits:
 
 
 def mark(task: Any, job: Job) -> None:
-    """A call of a task that has a limit says which: so claims need not know the task."""
-    if getattr(task, "claim_limit", None) is not None:
-        job.limit_key = key_of(task, job)
-
-
-def key_of(task: Any, job: Job) -> str | None:
-    """Which jobs share the task's limits with this one: those of the same text. None: it has no limit."""
-    if getattr(task, "claim_limit", None) is None:
-        return None
-    return named(task.name, task.key_of("limit_key", job))
+    """A call of a task that has a limit says which, so claims need not know the task."""
+    job.limit_key = named(task.name, task.key_of("limit_key", job))
 
 
 def name_of(queue: str) -> str:
@@ -54,7 +45,7 @@ def name_of(queue: str) -> str:
 _last: tuple[Any, ...] = (None, 0, None, None, Limits())
 
 
-def in_force(app: Celery | None, given: Given | None = None) -> Limits:
+def in_force(app: Any, given: Given | None = None) -> Limits:
     """The limits that this process knows.
 
     Parameters:
@@ -66,7 +57,7 @@ def in_force(app: Celery | None, given: Given | None = None) -> Limits:
     made_of = (app, len(tasks), conf(), given)
     if all(old is new or old == new for old, new in zip(_last, made_of, strict=False)):
         return _last[-1]
-    of_tasks = {name: getattr(task, "claim_limit", None) for name, task in tasks.items() if not _is_stock(task)}
+    of_tasks = {name: getattr(task, "claim_limit", None) for name, task in tasks.items() if is_ours(task)}
     of_queues = {queue: limit_of(**options) for queue, options in conf().QUEUES.items()}
     for name, (concurrency, rate) in given.items():
         known, key = (of_queues, name[1:]) if name.startswith("@") else (of_tasks, name)
@@ -84,10 +75,6 @@ def in_force(app: Celery | None, given: Given | None = None) -> Limits:
     )
     _last = (*made_of, limits)
     return limits
-
-
-def _is_stock(task: Any) -> bool:
-    return not getattr(task, "is_transactional", False) or bool(task.is_stock())
 
 
 def read() -> Given:

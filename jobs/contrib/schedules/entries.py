@@ -20,8 +20,8 @@ from celery.schedules import crontab
 from django.apps import apps
 from django.db.models import F
 
-from jobs.calling.following import calls_are_rows
-from jobs.conf import conf, did_you_mean, reads_rows
+from jobs.calling.outbox import calls_are_rows
+from jobs.conf import conf, did_you_mean, is_ours, reads_rows
 from jobs.contrib.schedules.ticks import Ticks
 from jobs.models.values import as_uuid
 from jobs.store import databases
@@ -86,7 +86,7 @@ class Entry:
         options = {**self.options, "headers": headers}
         args, kwargs = [_value(each) for each in self.args], {key: _value(each) for key, each in self.kwargs.items()}
         task = self.app.tasks.get(self.task)
-        if getattr(task, "is_transactional", False) and not task.is_stock():
+        if is_ours(task):
             return as_uuid(task.apply_async(args, kwargs, using=self.using, **options).id)
         # A message: a job of ours sends it.
         send = partial(self.app.send_task, self.task) if task is None else task.apply_async

@@ -8,10 +8,10 @@ from typing import Any
 
 from django.utils import timezone
 
+from jobs.conf import is_ours
 from jobs.contrib.schedules import entries, scheduler
 from jobs.contrib.schedules.entries import Entry
 from jobs.contrib.schedules.models import Schedule
-from jobs.worker.runner import is_ours
 
 
 class Passing:

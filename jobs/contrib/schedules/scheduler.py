@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from celery import Celery
 from django.db import DataError, Error, IntegrityError, transaction
 from django.db.models import F
 from django.db.models.functions import Now
@@ -48,7 +47,7 @@ class Schedules:
         since: when the code that this knows was loaded, on the machine's monotonic clock.
     """
 
-    def __init__(self, app: Celery | None = None, since: float = STARTED) -> None:
+    def __init__(self, app: Any = None, since: float = STARTED) -> None:
         self._app, self._since = app, since
         self._entries: dict[str, Entry] | None = None
         self._changed: datetime.datetime | None = None  #: When django-celery-beat's tables last changed.

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar, NamedTuple
 
-from celery import Celery
 from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter, SystemCheckError
 from django.db import OperationalError, ProgrammingError
 from django.utils import timezone, translation
@@ -154,8 +153,8 @@ def reported(*kinds: type[Exception], says: str = "{}", code: int = 1) -> Iterat
         raise CommandError(says.format(exc), returncode=code) from exc
 
 
-def project_app() -> Celery:
-    """The project's Celery app with its tasks: Celery's fallback app knows neither tasks nor limits."""
+def project_app() -> Any:
+    """The project's Celery app with its tasks: Any's fallback app knows neither tasks nor limits."""
     app = celery_app()
     if app is None:
         raise CommandError(

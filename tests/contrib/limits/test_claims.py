@@ -28,7 +28,7 @@ from jobs.contrib.limits import limits, store
 from jobs.contrib.limits.claims import LimitedClaimer
 from jobs.contrib.operator import problems, status
 from jobs.inspection.why import explain, waiting
-from jobs.lifecycle import claims, completion, transitions
+from jobs.lifecycle import claims, transitions
 from jobs.lifecycle.transitions import now_plus
 from jobs.lifecycle.worker_state import worker_state
 from jobs.maintenance import clock
@@ -81,7 +81,7 @@ def test_a_place_is_free_however_its_run_ended(ending):
     bodies.two_at_once.delay_many([(name,) for name in "abc"])
     first, second = claim()
     if ending == "succeed":
-        assert completion.succeed(first, None, 0.1)
+        assert transitions.succeed(first, None, 0.1)
     elif ending == "crash":
         assert transitions.crash(first, transitions.error_entry("WorkerLostError", "died"), 3)
     elif ending == "cancel":

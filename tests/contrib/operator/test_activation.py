@@ -10,7 +10,7 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from jobs.contrib.operator import activation
-from jobs.lifecycle import completion, transitions
+from jobs.lifecycle import transitions
 from jobs.models import Instance, Job, Node
 from jobs.store import databases, identity
 from jobs.store.identity import NotAdopted
@@ -86,6 +86,6 @@ def test_cancelling_a_copy_ends_what_its_original_runs():
     for job in Job.objects.filter(pk__in=[running, *waiting]):
         assert (job.state, job.error["type"]) == ("cancelled", "Cancelled")
         assert "jobs adopt --cancel" in job.error["message"]
-    assert not completion.succeed(claimed, None, 0.0), "a run of the copy, if there is one, lost its lease"
+    assert not transitions.succeed(claimed, None, 0.0), "a run of the copy, if there is one, lost its lease"
     assert claim(waiting[0], node.pk) is None
     assert not Node.objects.filter(dead_at=None).exists()

@@ -23,7 +23,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from jobs.contrib.tracing import spans as tracing
 from jobs.events.models import Event
-from jobs.lifecycle import completion, transitions
+from jobs.lifecycle import transitions
 from jobs.models import Job
 from jobs.testing import run_jobs
 from tests import tasks
@@ -124,13 +124,13 @@ def test_a_run_is_the_root_of_its_own_trace_with_a_link_to_the_call(spans):
 
 
 def test_the_span_of_a_run_covers_its_completion(spans, monkeypatch):
-    succeed_ = completion.succeed
+    succeed_ = transitions.succeed
 
     def traced(*args):
         with spans.span("succeed"):
             return succeed_(*args)
 
-    monkeypatch.setattr(completion, "succeed", traced)
+    monkeypatch.setattr(transitions, "succeed", traced)
     deliver(tasks.effect.delay("a"))
     process, succeed = spans.only("process"), spans.only("succeed")
     assert same(succeed.parent, process.get_span_context())

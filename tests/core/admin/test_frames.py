@@ -7,7 +7,7 @@ import traceback
 
 import jobs
 from jobs.admin.history import own_frames as own
-from jobs.arguments import normalize
+from jobs.models.values import normalize
 
 
 def of(call) -> str:

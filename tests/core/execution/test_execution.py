@@ -21,7 +21,7 @@ from kombu import Exchange, Queue
 from jobs import signals
 from jobs.conf import syncpoints
 from jobs.errors import Snooze, TaskExited
-from jobs.lifecycle import completion, transitions, wakeups
+from jobs.lifecycle import transitions, wakeups
 from jobs.lifecycle.redaction import Shown
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job
@@ -163,8 +163,8 @@ def test_a_lost_lease_rolls_the_effects_back():
 @pytest.mark.parametrize(
     "finish",
     [
-        lambda job: completion.succeed(job, None, 0.0),
-        lambda job: completion.succeed(job, "the same", 0.0, Job()),
+        lambda job: transitions.succeed(job, None, 0.0),
+        lambda job: transitions.succeed(job, "the same", 0.0, Job()),
         lambda job: transitions.hold(job),
         lambda job: transitions.fail(job, transitions.error_entry("E", "m")),
         lambda job: transitions.retry(job, None, transitions.error_entry("E", "m"), {}),
@@ -655,7 +655,7 @@ def test_an_interface_error_at_the_commit_runs_the_job_again(monkeypatch):
 
     result = tasks.effect.delay("a")
     with monkeypatch.context() as patch:
-        patch.setattr(completion, "succeed", broken)
+        patch.setattr(transitions, "succeed", broken)
         assert deliver(result)[0] == "IGNORED"
     assert Job.objects.get().state == "ready"
     assert not effects()

@@ -18,7 +18,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from jobs.calling.calls import rank_of
-from jobs.lifecycle import claims, completion, transitions
+from jobs.lifecycle import claims, transitions
 from jobs.lifecycle.claims import Claimer
 from jobs.lifecycle.worker_state import worker_state
 from jobs.maintenance import clock, rescue
@@ -167,7 +167,7 @@ def test_what_expired_is_not_claimed_although_nobody_has_cancelled_it_yet(node):
 )
 def test_priorities_are_sorted_as_the_projects_broker_would(broker, order):
     app = Celery(broker=broker, set_as_current=False)
-    given = sorted([1, 9, None, 0], key=lambda priority: (rank_of(app, priority), order.index(priority)))
+    given = sorted([1, 9, None, 0], key=lambda priority: (rank_of(app, priority or 0), order.index(priority)))
     assert given == order
 
 
@@ -416,7 +416,7 @@ def test_a_renewed_row_is_not_given_back(node):
     assert claims.renew(waiting)
     assert waiting.token != batch
     assert transitions.hand_back_claim("default", node.pk, batch, begun.pk) == 0
-    assert completion.succeed(waiting, None, 0.0)
+    assert transitions.succeed(waiting, None, 0.0)
     assert state(waiting)[0] == "succeeded"
 
 
@@ -430,8 +430,8 @@ def test_a_row_that_was_given_back_is_not_renewed(node):
     [again] = claim(2)
     assert again.pk == waiting.pk
     assert not claims.renew(waiting), "nor when another process has it"
-    assert not completion.succeed(waiting, None, 0.0)
-    assert completion.succeed(again, None, 0.0)
+    assert not transitions.succeed(waiting, None, 0.0)
+    assert transitions.succeed(again, None, 0.0)
 
 
 def test_a_claim_that_a_crash_of_the_database_forgot_is_not_renewed(node):
@@ -906,7 +906,7 @@ def test_a_plan_that_was_made_for_an_empty_table_is_given_up(node, monkeypatch):
         [job] = Claimer().claim("default", QUEUE, node.pk, 1)
         with transaction.atomic():
             Job.objects.filter(pk=node.pk).exists()
-            assert completion.succeed(job, None, 0.1)
+            assert transitions.succeed(job, None, 0.1)
         with connection.cursor() as cursor:
             cursor.execute("SELECT name, cardinality(parameter_types) FROM pg_prepared_statements")
             plans = []

@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 
 from jobs.errors import UniqueTaken
 from jobs.idempotency import markers
-from jobs.lifecycle import claims, completion, transitions
+from jobs.lifecycle import claims, transitions
 from jobs.maintenance import rescue
 from jobs.models import ENDED, Job, Marker, Node
 from tests import tasks
@@ -167,9 +167,9 @@ class Promise(RuleBasedStateMachine):
                 source = markers.earlier(run, "same") if run.marker_key else None
                 if source is None:
                     Effect.objects.create(key=run.args[0], note=f"{run.task}:{run.pk}")
-                    done = completion.succeed(run, str(run.pk), 0.0)
+                    done = transitions.succeed(run, str(run.pk), 0.0)
                 else:
-                    done = completion.succeed(run, source.result, 0.0, source)
+                    done = transitions.succeed(run, source.result, 0.0, source)
                 if not done or not commits:
                     raise RolledBack
         except RolledBack:

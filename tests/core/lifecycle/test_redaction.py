@@ -191,7 +191,7 @@ def test_events_of_a_task_that_ran_do_not_tell_it(settings, monkeypatch):
     headers = {"argsrepr": "()", "kwargsrepr": f"{{'note': '{SECRET}'}}"}
     job = make("ready", kwargs={"note": SECRET}, options={"headers": headers})
     redact(settings)
-    run = Run(tasks.effect, job, worker_state, request.make(job, tasks.effect, current_app, "here"))
+    run = Run(tasks.effect, job, "default", worker_state, request.make(job, tasks.effect, current_app, "here"))
     celery_events.send_start(run)
     for run.state, run.told in (("FAILURE", ValueError(SECRET)), ("RETRY", Retry(exc=ValueError(SECRET)))):
         celery_events.send_outcome(run, 1.0)

@@ -15,7 +15,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from jobs import maintenance
-from jobs.lifecycle import claims, completion, transitions
+from jobs.lifecycle import claims, transitions
 from jobs.lifecycle.claims import Claimer
 from jobs.lifecycle.wakeups import Wakeup
 from jobs.lifecycle.worker_state import BODY, BUSY, IDLE, LONG, NAMED, worker_state
@@ -407,7 +407,7 @@ def batch() -> list[Job]:
 def test_of_a_dead_machines_claim_only_what_may_have_been_begun_counts():
     """The rows run in their order, and each is finished before the next one begins."""
     done, begun, *waiting = batch()
-    assert completion.succeed(done, None, 0.0)
+    assert transitions.succeed(done, None, 0.0)
     transitions.bury(done.node_id, "default")
     assert rescue.rescue_all("default") == 4
     assert states(begun, *waiting) == [("ready", 0, 1), *[("ready", 0, 0)] * 3]
@@ -418,7 +418,7 @@ def test_of_a_dead_machines_claim_only_what_may_have_been_begun_counts():
 def test_of_a_dead_machines_old_claim_the_renewed_row_counts():
     """It is renewed before it is begun; the first of the others has not been begun then."""
     done, begun, *waiting = batch()
-    assert completion.succeed(done, None, 0.0)
+    assert transitions.succeed(done, None, 0.0)
     assert claims.renew(begun)
     transitions.bury(done.node_id, "default")
     assert rescue.rescue_all("default") == 4
@@ -444,13 +444,15 @@ def test_a_rescuer_that_comes_in_between_counts_nobody_else(monkeypatch):
 
 @pytest.mark.database
 @pytest.mark.skipif(connection.vendor == "sqlite", reason="there are no locks of rows")
-def test_as_long_as_a_row_of_a_claim_is_locked_none_of_it_counts():
+def test_as_long_as_a_row_of_a_claim_is_locked_none_of_it_counts(caplog):
     """Else the locked one, which was never begun, would be the first that is left of its claim, and count."""
     begun, *waiting = batch()
     transitions.bury(begun.node_id, "default")
     with open_transaction(lambda: list(Job.objects.select_for_update().filter(pk=waiting[1].pk))):
-        assert rescue.rescue_all("default") == 3
+        assert [rescue.rescue_all("default") for _ in range(3)] == [3, 0, 0]
         assert states(begun, waiting[1]) == [("running", 0, 0), ("running", 0, 0)]
+        told = [record.job for record in caplog.records if getattr(record, "action", "") == "rescue_waits"]
+        assert told == [str(begun.pk)], "once, and not at each look"
     assert rescue.rescue_all("default") == 2
     assert states(begun, *waiting) == [("ready", 0, 1), *[("ready", 0, 0)] * 4]
 

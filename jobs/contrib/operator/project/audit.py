@@ -15,13 +15,13 @@ from django.core.management.base import CommandError
 from kombu.common import Broadcast
 
 from jobs import checks
-from jobs.arguments import normalize
 from jobs.calling.options import check_call, check_declaration
 from jobs.conf import conf, problems
 from jobs.contrib.operator import checks as project
 from jobs.contrib.operator.project import source
 from jobs.contrib.operator.project.source import BREAKS, DIFFERS, NEEDLESS, Finding
 from jobs.management.console.base import JobsCommand, option, project_app, reported, subcommand
+from jobs.models.values import normalize
 
 #: What ``audit`` cannot see. It is said, so that nobody trusts it for that.
 BLIND = (

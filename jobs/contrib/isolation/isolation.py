@@ -17,12 +17,13 @@ from fnmatch import fnmatchcase
 from functools import wraps
 from typing import Any
 
+from celery import Celery
 from django.conf import settings
 from django.core.cache import caches
 from django.core.mail import EmailMessage
 from django.db import connections
 
-from jobs.conf import conf, problems
+from jobs.conf import conf
 from jobs.errors import NotIsolated, NotIsolatedWarning
 from jobs.lifecycle.run import current_job
 from jobs.store import databases
@@ -102,20 +103,17 @@ def check(kind: str, what: str) -> None:
     warnings.warn(text, NotIsolatedWarning, stacklevel=3)
 
 
-def places() -> Iterator[tuple[type, str, str, Callable[[Any], str]]]:
+def places() -> Iterator[tuple[type, str, str, Callable[..., str]]]:
     """Where something leaves: the class, its method, the kind, and what to call it."""
-    yield EmailMessage, "send", "mail", lambda message: f"the mail {message.subject!r}"
-    yield smtplib.SMTP, "sendmail", "mail", lambda server: "a mail"
+    yield EmailMessage, "send", "mail", lambda message, *given: f"the mail {message.subject!r}"
+    yield smtplib.SMTP, "sendmail", "mail", lambda server, *given: "a mail"
     # urllib, requests and urllib3 go through it as well.
-    yield http.client.HTTPConnection, "putrequest", "http", lambda connection: f"a request to {connection.host}"
+    yield http.client.HTTPConnection, "putrequest", "http", lambda connection, *given: f"a request to {connection.host}"
     for alias in settings.CACHES:
         for name in WRITES:
-            yield type(caches[alias]), name, "cache", lambda cache, name=name: f"{name}() of a cache"  # type: ignore[misc]
-
-
-def install_if_wanted() -> None:
-    if not problems() and conf().ISOLATION:
-        install()
+            yield type(caches[alias]), name, "cache", lambda cache, *given, name=name: f"{name}() of a cache"
+    # What goes as a row with the transaction does not come by here.
+    yield Celery, "send_task", "celery", lambda app, name="", *given: f"the stock task {name}"
 
 
 def install() -> None:
@@ -131,7 +129,7 @@ def _watch(owner: type, name: str, kind: str, describe: Callable[[Any], str]) ->
 
     @wraps(original)
     def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
-        check(kind, describe(self))
+        check(kind, describe(self, *args))
         return original(self, *args, **kwargs)
 
     watched.is_watched_by_jobs = True  # type: ignore[attr-defined]
