@@ -128,7 +128,7 @@ def test_the_body_of_a_job_has_a_cure_of_its_own():
     ):
         run_jobs()
     mails.delay()
-    with isolation(allow=["tests.core.testing.test_isolation.*"]):
+    with isolation(allow=["tests.contrib.testing.test_isolation.*"]):
         run_jobs()
     mails_by_itself.delay()
     with isolation():
