@@ -148,13 +148,13 @@ class Extension:
         """What needs attention, by what the core and ``status`` found."""
         return ()
 
-    def panel(self, request: Any, found: dict[str, Any]) -> str:
-        """A part of the dashboard, as HTML that is safe; empty: this reader sees none."""
-        return ""
+    def parts(self, page: str, request: Any, about: Any) -> Mapping[str, str]:
+        """Parts of a page of the admin, as HTML that is safe, by their places.
 
-    def job_page(self, request: Any, view: Any) -> tuple[str, str]:
-        """Parts of a job's page, as HTML that is safe: one above all, and a ``<dt>`` with its ``<dd>``."""
-        return "", ""
+        ``job``, about a ``View``: ``above`` all, ``reasons``, and ``related`` (a ``<dt>`` with its ``<dd>``).
+        ``dashboard``, about what ``status`` found: ``panel``.
+        """
+        return {}
 
     def link(self, using: str, key: Any) -> str:
         """A row names this id, and it is no job's: a link to what has it, as HTML that is safe; empty: nothing here."""
@@ -180,10 +180,6 @@ class Extension:
         """For Prometheus: name (a counter's ends with ``_total``), help, labels, and what finds values and a number."""
         return ()
 
-    def causes(self, view: Any) -> Iterable[Any]:
-        """Why a job is where it is, before the last reason of the core: that it runs, waits, or how it ended."""
-        return ()
-
     def selects(self) -> Mapping[str, Any]:
         """By what more people select jobs: a ``selection.Field`` by its name."""
         return {}
@@ -197,7 +193,7 @@ class Extension:
         return {}
 
     def reasons(self, view: Any) -> Iterable[Any]:
-        """Why a job is where it is, after the reasons of the core."""
+        """Why a job is where it is, beside the reasons of its state: each a ``Reason``."""
         return ()
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from django.contrib import admin
 from django.db.models import Model
+from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
 from django.utils import timezone
 from django.utils.html import format_html
@@ -91,6 +92,15 @@ def arguments(job: Job) -> str:
 
 def _brief(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def parts(page: str, request: HttpRequest, about: Any) -> dict[str, str]:
+    """What extensions have for a page, by the place where it stands."""
+    found: dict[str, str] = {}
+    for part in extensions.through("parts"):
+        for place, shown in part(page, request, about).items():
+            found[place] = format_html("{}{}", found.get(place, ""), shown)
+    return found
 
 
 def url_of(page: str, *args: Any, **query: Any) -> str:

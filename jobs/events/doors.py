@@ -96,10 +96,10 @@ class Events(Extension):
 
         return stages.metrics()
 
-    def job_page(self, request: Any, view: Any) -> tuple[str, str]:
+    def parts(self, page: str, request: Any, about: Any) -> Mapping[str, str]:
         from jobs.events import admin
 
-        return admin.job_page(request, view)
+        return admin.job_page(request, about) if page == "job" else {}
 
     def link(self, using: str, key: Any) -> str:
         from jobs.events import admin

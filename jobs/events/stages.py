@@ -16,7 +16,7 @@ from jobs.events.models import PARKED, UNRELAYED, UNSENT, Event, Subscription
 from jobs.inspection.counts import MOST, at_least, late_after
 from jobs.inspection.problems import Problem
 from jobs.inspection.times import duration
-from jobs.inspection.why.view import Reason, View
+from jobs.inspection.view import Reason, View
 from jobs.models import LIVE, Job, State
 from jobs.models.fields import time_of
 from jobs.store import databases

@@ -16,7 +16,7 @@ from jobs.contrib.batches.batch import counts
 from jobs.contrib.batches.models import Batch
 from jobs.inspection.problems import Problem, ago
 from jobs.inspection.public import Other
-from jobs.inspection.why.view import Reason
+from jobs.inspection.view import Reason
 from jobs.models import ENDED, LIVE, UNSUCCESSFUL, Job, State
 from jobs.store import databases
 

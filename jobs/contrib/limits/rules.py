@@ -4,8 +4,8 @@ from django.db.models import Count
 from django.utils.translation import gettext_lazy as _
 
 from jobs.contrib.limits.models import Gate
+from jobs.contrib.verify.rules import Rows, Rule, Search
 from jobs.inspection.counts import MOST
-from jobs.inspection.verify.rules import Rows, Rule, Search
 from jobs.models import HELD
 
 

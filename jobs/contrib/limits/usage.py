@@ -16,8 +16,7 @@ from jobs.contrib.limits.models import Gate
 from jobs.inspection.counts import MOST, at_least, in_line
 from jobs.inspection.problems import Problem
 from jobs.inspection.times import duration
-from jobs.inspection.why.view import Reason, View
-from jobs.inspection.why.waiting import ahead_of
+from jobs.inspection.view import Reason, View
 from jobs.models import CLAIMABLE, LINED, SEATED, Job, State
 from jobs.store import databases
 
@@ -133,6 +132,9 @@ def waiting() -> Callable[[str], str]:
 
 def waits(view: View) -> Iterator[Reason]:
     """A limit of its task or its queue is reached."""
+    # Imported late: it is what asks.
+    from jobs.contrib.why.waiting import ahead_of
+
     job = view.job
     if job.state != State.READY or (found := keeps(job, in_force())) is None:
         return

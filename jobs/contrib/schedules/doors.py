@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from threading import TIMEOUT_MAX, Event
 from typing import Any
 
@@ -105,10 +105,10 @@ class Schedules(Extension):
 
         return rows.problems(found["schedules"])
 
-    def panel(self, request: Any, found: dict[str, Any]) -> str:
+    def parts(self, page: str, request: Any, about: Any) -> Mapping[str, str]:
         from jobs.contrib.schedules import admin
 
-        return admin.panel(request, found["schedules"])
+        return {"panel": admin.panel(request, about["schedules"])} if page == "dashboard" else {}
 
     def reasons(self, view: Any) -> Iterator[Any]:
         from jobs.contrib.schedules import rows

@@ -17,7 +17,7 @@ from jobs.contrib.schedules.moments import IN_TIME
 from jobs.contrib.schedules.scheduler import GONE
 from jobs.inspection.problems import Problem, ago, by_whom
 from jobs.inspection.times import duration
-from jobs.inspection.why.view import Reason, View
+from jobs.inspection.view import Reason, View
 from jobs.models import Job
 from jobs.store import databases
 

@@ -14,7 +14,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from jobs.contrib.operator import problems, status
-from jobs.inspection.verify import verify
+from jobs.contrib.verify.verify import verify
 from jobs.lifecycle import queues, transitions
 from jobs.models import Job, Pause
 from tests import tasks

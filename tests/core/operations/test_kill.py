@@ -15,7 +15,7 @@ from django.db import DatabaseError, OperationalError, connection, connections, 
 from django.db.models.functions import Now
 from django.urls import reverse
 
-from jobs.inspection import why
+from jobs.contrib.why import reasons as why
 from jobs.lifecycle import transitions
 from jobs.lifecycle.board import is_alive
 from jobs.models import Action, Job, Node

@@ -22,7 +22,7 @@ from vine import promise
 from jobs.conf import syncpoints
 from jobs.conf.logs import log
 from jobs.contrib.operator import status
-from jobs.inspection import why
+from jobs.contrib.why import reasons as why
 from jobs.models import Node
 from jobs.worker.broker import _despite_leftovers
 from tests import tasks

@@ -16,7 +16,6 @@ from django.utils.formats import date_format
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from jobs import extensions
 from jobs.admin import html
 from jobs.admin.base import ReadOnlyAdmin, may, page
 from jobs.admin.html import url_of
@@ -80,7 +79,7 @@ class OverviewAdmin(ReadOnlyAdmin):
                 for _kind, group in groupby(problems, lambda each: (each.severity, each.kind))
                 if (rows := [(each, *_ways(request, known[each.kind], each.about)) for each in group])
             ],
-            panels=[panel(request, found) for panel in extensions.through("panel")],
+            parts=html.parts("dashboard", request, found),
             running=[(job, said.get(job.pk), html.arguments(job), f"{base}{job.pk}/operate/") for job in board.running],
             names={node["id"]: node["hostname"] for node in found["nodes"]},
             may_kill=may(request, "kill_job"),
@@ -111,8 +110,8 @@ class OverviewAdmin(ReadOnlyAdmin):
     @page("verify/", "verify", posts=False)
     def verify(self, request: HttpRequest) -> HttpResponse:
         """Show what ``manage.py jobs verify --no-watch`` finds now."""
-        # Imported late: it imports the transport, and the import of the transport may be what imports the admin.
-        from jobs.inspection.verify import Unverifiable, verify
+        # Imported late: the operator's pages do without that extension.
+        from jobs.contrib.verify.verify import Unverifiable, verify
 
         title = gettext("The promise, verified")
         try:

@@ -10,7 +10,7 @@ from jobs import extensions, store
 from jobs.conf import worker_command
 from jobs.inspection.counts import MOST, UNKNOWN, at_least, in_line, late_after
 from jobs.inspection.times import duration
-from jobs.inspection.why.view import COUNTS, SHOWN, Reason, View
+from jobs.inspection.view import COUNTS, SHOWN, Reason, View
 from jobs.lifecycle.transitions import PARKED
 from jobs.models import Job, State
 from jobs.store import identity

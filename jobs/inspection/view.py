@@ -1,4 +1,6 @@
-"""What is known about a job and the world around it, and the reasons that follow from it."""
+"""What is known about a job and the world around it; and what a reason is that follows from it."""
+
+from __future__ import annotations
 
 import datetime
 import math
@@ -8,6 +10,7 @@ from functools import cached_property
 from typing import Any, Self
 
 from django.db.models import Q
+from django.db.models.functions import Now
 
 from jobs.conf import loaded_app
 from jobs.conf.logs import logger
@@ -33,6 +36,8 @@ class Reason:
 
     #: Who may read it in the admin, beside those who may read jobs: a permission.
     permission = ""
+    #: Of an extension: it stands before the last reason of the job's state (that it runs, or failed), else behind it.
+    is_cause = False
 
     def __init__(self, code: str, says: str, cure: str = "", words: Any = None, **evidence: Any) -> None:
         self.code, self.says, self.cure = code, says % {**evidence, **(words or {})}, cure
@@ -55,8 +60,14 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, uuid.UUID) else value
 
 
+def look_up(key: uuid.UUID) -> View | None:
+    """The job of this id; None: there is none."""
+    job = databases.first(Job.objects.annotate(read_at=Now()).filter(pk=key))
+    return None if job is None else View(job)
+
+
 class View:
-    """A job, and what is known around it: looked up once, when somebody asks for it."""
+    """A job, and what is known around it: each is looked up once, when it is needed."""
 
     def __init__(self, job: Any) -> None:
         self.job: Job = job

@@ -17,8 +17,8 @@ from django.utils.translation import gettext
 
 from jobs import extensions, store
 from jobs.conf import conf
+from jobs.contrib.verify.rules import HISTORY, RULES, SHAPES, Rows, Rule, Search, View
 from jobs.inspection.counts import MOST, in_line
-from jobs.inspection.verify.rules import HISTORY, RULES, SHAPES, Rows, Rule, Search, View
 from jobs.models import LIVE, Job, State
 from jobs.models.fields import created_since
 from jobs.store import databases

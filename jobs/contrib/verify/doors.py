@@ -1,0 +1,1 @@
+"""It takes no part in the core, but for its command and its rules."""
