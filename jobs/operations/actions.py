@@ -18,7 +18,7 @@ from jobs import extensions
 from jobs.lifecycle import transitions, unique
 from jobs.lifecycle.transitions import UniqueBusy, UniqueTaken
 from jobs.models import WAITING, Job, State
-from jobs.operations import kill, note, signed
+from jobs.operations import note, signed
 from jobs.store import databases
 
 
@@ -170,36 +170,6 @@ class Cancel(Operation):
         return end(key, using, why=self.by_hand("cancelled"))
 
 
-class Kill(Operation):
-    """Kill running jobs, on whatever worker they are.
-
-    Each ends cancelled at once and does not come back. The process that runs it is killed, and on PostgreSQL its
-    transaction is ended. What it did in its transaction is rolled back; what a body with atomic=False has committed
-    stays. A thread (-P threads, -P solo) cannot be killed: there the body goes on to its end, and is rolled back then.
-    """
-
-    name = "kill"
-    label = _("Kill")
-    permission = "kill_job"
-    participle = _("killed")
-    states = meant = (State.RUNNING,)
-    otherwise = _("is %(state)s: it does not run")
-    warns = _(
-        "It ends at once, with its process, and does not come back. What it did in its transaction is rolled back; "
-        "what a body with atomic=False has committed stays. In a pool of threads the body goes on to its end, and is "
-        "rolled back then."
-    )
-
-    def prepare(self, key: uuid.UUID, using: str) -> None:
-        kill.order(key, using, self.by_hand("killed"))
-
-    def change(self, key: uuid.UUID, using: str, state: str) -> bool:
-        try:
-            return kill.kill(key, using, self.by_hand("killed"))
-        except kill.Held as exc:
-            raise Refused(str(exc)) from None
-
-
 class RunNow(Operation):
     """Let jobs run now that wait for their time.
 
@@ -219,7 +189,7 @@ class RunNow(Operation):
         return transitions.run_now(key, using)
 
 
-EACH = (Retry(), RunNow(), Cancel(), Kill())
+EACH = (Retry(), RunNow(), Cancel())
 #: By their names. Those of extensions (their ``actions.py``) come behind.
 OPERATIONS: dict[str, Operation] = {each.name: each for each in EACH}
 
