@@ -8,11 +8,10 @@ A door that nobody uses costs nothing: ``extensions.through()`` gives an empty t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from datetime import datetime
 from threading import Event
-from typing import Any, Protocol
+from typing import Any
 
 Attempt = Callable[[Callable[[], Any]], bool]
 Thread = Callable[[Event, Attempt], None]
@@ -63,17 +62,18 @@ class Extension:
         """Somebody lets an ended job (a queryset) run again; in that transaction, before its row gets these columns."""
         return {}
 
-    #: A condition of ended jobs that are still needed, by the database's alias, and the sentence that says so.
+    #: The condition of ended jobs that may not be deleted yet, by the database's alias, and the sentence that says why.
     needed: tuple[Callable[[str], Any], Any]
-
-    def deletable(self, jobs: Any, using: str) -> Any:
-        """Those of the ended jobs that may be deleted; both are querysets."""
 
     def deleting(self, jobs: Any, using: str) -> None:
         """Ended jobs (a queryset) are about to be deleted, in that transaction."""
 
-    def disown(self, using: str) -> None:
-        """All jobs of a copy of a database are cancelled: forget what would run, or be called, all the same."""
+    def disown(self, using: str, is_dry: bool) -> Mapping[str, int]:
+        """What of a copy of a database would run, or be called, beside its jobs: forget it, or only count it by name.
+
+        The counts are those of ``manage.py jobs adopt --json``.
+        """
+        return {}
 
     def find(self, job: Any) -> Any:
         """The task of a claimed job is not registered in this process: import it, or None. It may raise anything."""
@@ -121,19 +121,15 @@ class Extension:
     def set_rate(self, task: str, rate: str) -> None:
         """``celery control rate_limit``."""
 
-    def idle(self, app: Any, using: str) -> bool:
-        """``run_jobs()`` finds no job: do what threads and ticks would do. True: there may be one now."""
+    def idle(self, app: Any, using: str, clock: Any) -> bool:
+        """``run_jobs()`` finds no job: do what threads and ticks would do. True: there may be one now.
+
+        ``clock`` says what time it is there, and is told when something comes due (``testing/inline.py``).
+        """
         return False
 
     def prune(self, using: str, budget: float) -> Mapping[str, int] | None:
         """Delete what is old, in ``budget`` seconds; one worker does it. Says what and how many (``prune --json``)."""
-
-    def survey(self, using: str) -> Mapping[str, int]:
-        """More for ``manage.py jobs adopt --json``: what else would run in a copy of a database."""
-        return {}
-
-    def passing(self, app: Any, aliases: Sequence[str], only: Collection[str] | bool) -> Passing | None:
-        """For ``run_jobs(until=)``: what comes due as time passes that is no job yet. ``only``: names, or all."""
 
     # Questions: none of them changes anything
 
@@ -156,24 +152,8 @@ class Extension:
         """
         return {}
 
-    def link(self, using: str, key: Any) -> str:
-        """A row names this id, and it is no job's: a link to what has it, as HTML that is safe; empty: nothing here."""
-        return ""
-
     def waits(self, view: Any) -> Iterable[Any]:
-        """What a job waits for beside its time, or its turn in the queue; without a reason it is told these."""
-        return ()
-
-    def keeps(self, queue: str) -> bool:
-        """Whether the first ready job of the queue is held back, so that no worker is at fault."""
-        return False
-
-    def free(self, queue: str, rows: Any) -> Any:
-        """Those of the ready jobs of a queue that are certainly not held back, as a queryset."""
-        return rows
-
-    def known(self, what: str) -> Iterable[str]:
-        """Names of each ``task``, or of each ``queue``, that jobs had, also of those that are gone."""
+        """What holds a job back (a ``Reason`` each), so that neither its time nor its turn in the queue counts."""
         return ()
 
     def metrics(self) -> Iterable[tuple[str, str, list[str], Any]]:
@@ -185,7 +165,7 @@ class Extension:
         return {}
 
     def other(self, what: Any) -> Any:
-        """What is no job, and has an id like one's: by the id, or the row; a ``public.Other``."""
+        """What is no job, and has an id like a job's: by the id, or the row; a ``public.Other``."""
         return None
 
     def said(self, jobs: Iterable[Any], is_veiled: bool) -> Mapping[Any, Any]:
@@ -195,13 +175,3 @@ class Extension:
     def reasons(self, view: Any) -> Iterable[Any]:
         """Why a job is where it is, beside the reasons of its state: each a ``Reason``."""
         return ()
-
-
-class Passing(Protocol):
-    """What comes due while ``run_jobs(until=)`` lets time pass."""
-
-    def next(self, until: datetime) -> datetime | None:
-        """The next moment at which something is due; None: there is none."""
-
-    def make(self, at: datetime) -> None:
-        """Make jobs of what is due at that moment."""

@@ -18,6 +18,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from jobs import extensions
+from jobs.inspection import public
 from jobs.inspection.times import duration
 from jobs.lifecycle.redaction import Shown
 from jobs.models import Job, State
@@ -133,12 +134,11 @@ def link_to(row: Model, key: uuid.UUID | None) -> str:
         return NOTHING
     if key == row.pk:
         return gettext("this job")
-    other = Job.objects.using(row._state.db).filter(pk=key).only("id", "task", "state").first()
-    if other is not None:
-        return format_html("{} ({})", link(f"{other.task} {key}", "job_change", key), State(other.state).label)
-    for link_of in extensions.through("link"):
-        if found := link_of(str(row._state.db), key):
-            return str(found)
+    job = Job.objects.using(row._state.db).filter(pk=key).only("id", "task", "state").first()
+    if job is not None:
+        return format_html("{} ({})", link(f"{job.task} {key}", "job_change", key), State(job.state).label)
+    if (other := public.other(key, "page")) is not None and other.row._state.db == row._state.db:
+        return link(*other.page)
     return gettext("%(id)s (not a job here, or deleted)") % {"id": key}
 
 

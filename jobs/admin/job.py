@@ -191,13 +191,17 @@ class JobAdmin(OperableAdmin):
         if ID.fullmatch(digits):
             first, last = [uuid.UUID(digits.ljust(32, digit)) for digit in "0f"]
             return rows.filter(pk=first) if first == last else rows.filter(pk__range=(first, last))
-        if tasks := selection.tasks_like(term):
+        names = self.known_tasks()
+        if tasks := [name for name in names if name.startswith(term) or name.rpartition(".")[2] == term]:
             return rows.filter(task__in=tasks)
         words = Q(task__icontains=term) | Q(error_type__icontains=term)
         if conf().REDACT is None:
             # Who may not see an argument may not find it out by a search either, nor by what an error says of it.
             words |= Q(error_message__icontains=term) | selection.said(term)
         return newest(rows).filter(words)
+
+    def known_tasks(self) -> set[str]:
+        return set(getattr(celery_app(), "tasks", ()))
 
     def about(self, request: HttpRequest, row: Job) -> dict[str, Any]:
         if (view := look_up(row.pk)) is None:

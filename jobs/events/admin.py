@@ -232,14 +232,6 @@ def job_page(request: HttpRequest, view: View) -> dict[str, str]:
     return {"related": format_html(shown, gettext("Events that it told of"), links)} if told else {}
 
 
-def link(using: str, key: uuid.UUID) -> str:
-    event = Event.objects.using(using).filter(uuid=key).only("id", "uuid", "name").first()
-    if event is None:
-        return ""
-    label = gettext("the event %(name)s") % {"name": event.name}
-    return html.link(f"{label} {key}", "event_change", event.pk)
-
-
 # Who handles what
 
 

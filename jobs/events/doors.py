@@ -76,7 +76,7 @@ class Events(Extension):
 
         prune.prune(using, budget)
 
-    def idle(self, app: Any, using: str) -> bool:
+    def idle(self, app: Any, using: str, clock: Any) -> bool:
         from jobs.events import order, relay
 
         return relay.hand_on_here(app, using) or bool(order.release_stuck(using))
@@ -101,10 +101,10 @@ class Events(Extension):
 
         return admin.job_page(request, about) if page == "job" else {}
 
-    def link(self, using: str, key: Any) -> str:
-        from jobs.events import admin
+    def other(self, what: Any) -> Any:
+        from jobs.events import stages
 
-        return admin.link(using, key)
+        return stages.other(what)
 
     def waits(self, view: Any) -> Iterator[Any]:
         from jobs.events import stages

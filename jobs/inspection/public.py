@@ -13,13 +13,20 @@ from jobs.store import databases
 
 
 class Other(NamedTuple):
-    """What has an id and a bar, and is no job (``Extension.other``)."""
+    """What has an id like a job's, and is none (``Extension.other``)."""
 
     row: Any
-    #: How far it is, as :func:`of` tells it.
-    shown: Callable[[], dict[str, Any]]
-    #: Why it has not ended.
-    reasons: Callable[[], Iterable[Any]]
+    #: Its page: the label of a link, the name of the URL, and its values.
+    page: tuple[Any, ...]
+    #: How far it is, as :func:`of` tells it; and why it has not ended. None: it has no end.
+    shown: Callable[[], dict[str, Any]] | None = None
+    reasons: Callable[[], Iterable[Any]] | None = None
+
+
+def other(what: Any, part: str) -> Other | None:
+    """The extension's row of this id, if it has that part."""
+    found = (look(what) for look in extensions.through("other"))
+    return next((each for each in found if each is not None and getattr(each, part) is not None), None)
 
 
 _SALT = "jobs.progress"
@@ -28,7 +35,8 @@ _SALT = "jobs.progress"
 def of(each: Any) -> dict[str, Any]:
     """What may be seen, as JSON: ``percent`` is None while nobody knows."""
     if not isinstance(each, Job):
-        return next(found.shown() for look in extensions.through("other") if (found := look(each)) is not None)
+        found: Any = other(each, "shown")
+        return dict(found.shown())
     told, state = said([each]).get(each.pk), State(each.state)
     return {
         "state": state.value,
@@ -55,7 +63,8 @@ def find(key: uuid.UUID | None) -> Any:
         return None
     if (job := databases.first(Job.objects.filter(pk=key))) is not None:
         return job
-    return next((found.row for look in extensions.through("other") if (found := look(key)) is not None), None)
+    found = other(key, "shown")
+    return found and found.row
 
 
 def token_of(each: Any) -> str:

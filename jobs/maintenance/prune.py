@@ -154,11 +154,11 @@ def delete_old(keys: Sequence[uuid.UUID], using: str) -> int:
 
 
 def delete(keys: Sequence[uuid.UUID], using: str) -> int:
-    """Delete the jobs, if they have ended: else a replay was faster. Ask :func:`needed_for` before."""
+    """Delete those of the jobs that have ended (else a replay was faster), and that no extension keeps."""
     with transaction.atomic(using=using):
         over = Job.objects.using(using).filter(pk__in=keys, state__in=ENDED)
-        for narrow in extensions.through("deletable"):
-            over = narrow(over, using)
+        for keep, _ in extensions.through("needed"):
+            over = over.filter(~keep(using))
         for tell in extensions.through("deleting"):
             tell(over, using)
         deleted: int = over._raw_delete(using)

@@ -72,13 +72,6 @@ def identify(text: str) -> uuid.UUID:
     return next(iter(found))
 
 
-def tasks_like(text: str) -> list[str]:
-    """The names of tasks, known here or counted once, that begin with the text, or whose function is called so."""
-    known = {name for had in extensions.through("known") for name in had("task")}
-    known |= set(getattr(celery_app(), "tasks", ()))
-    return sorted(name for name in known if name.startswith(text) or name.rpartition(".")[2] == text)
-
-
 def one_task(text: str) -> str:
     """The same, of one task. ``Unreadable`` if it is a pattern."""
     if "*" in text:

@@ -27,7 +27,9 @@ NAMED = 20  #: At most so many of the oldest are looked at.
 
 def other(what: Any) -> Other | None:
     row = databases.first(Batch.objects.filter(pk=what)) if isinstance(what, uuid.UUID) else what
-    return Other(row, partial(shown, row), partial(reasons, row)) if isinstance(row, Batch) else None
+    if not isinstance(row, Batch):
+        return None
+    return Other(row, (str(row), "batch_change", row.pk), partial(shown, row), partial(reasons, row))
 
 
 def shown(batch: Batch) -> dict[str, Any]:

@@ -5,10 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from django.utils.translation import gettext_lazy as _
+
 from jobs.doors import Extension
 
 
+def _is_untold(using: str) -> Any:
+    from jobs.contrib.canvas import followups
+
+    return followups.is_untold(using)
+
+
 class Canvas(Extension):
+    needed = (_is_untold, _("what waits for its end is not told of it yet; try in a moment"))
+
     @property
     def completing(self) -> Callable[[Any], Callable[[], None] | None]:
         # Each run comes by here: it is imported once.
@@ -31,11 +41,6 @@ class Canvas(Extension):
         from jobs.contrib.canvas import followups
 
         followups.rename(job, using)
-
-    def deletable(self, jobs: Any, using: str) -> Any:
-        from jobs.contrib.canvas import followups
-
-        return followups.told(jobs, using)
 
     def prune(self, using: str, budget: float) -> None:
         from jobs.contrib.canvas import chords

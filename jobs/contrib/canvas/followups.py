@@ -19,7 +19,7 @@ from celery.app.task import Context
 from celery.canvas import group, signature
 from celery.utils.functional import maybe_list
 from celery.utils.nodenames import gethostname
-from django.db.models import Exists, OuterRef, QuerySet
+from django.db.models import Exists, OuterRef
 
 from jobs.calling import request
 from jobs.calling.following import calls_are_rows
@@ -96,10 +96,9 @@ def announce(job: Job, is_called: bool = False) -> None:
     add_own("jobs.ended", [str(job.pk), job.lease], str(job._state.db), job.queue, job, is_called)
 
 
-def told(jobs: QuerySet[Job], using: str) -> QuerySet[Job]:
-    """The ended jobs without those of whose end errbacks and chords are still to be told."""
-    telling = Job.objects.using(using).filter(parent_id=OuterRef("pk"), task="jobs.ended", state__in=LIVE)
-    return jobs.filter(~Exists(telling))
+def is_untold(using: str) -> Exists:
+    """The condition that errbacks and chords are still to be told of a job's end."""
+    return Exists(Job.objects.using(using).filter(parent_id=OuterRef("pk"), task="jobs.ended", state__in=LIVE))
 
 
 def tell_of(app: Celery, using: str, job_id: str, lease: int) -> None:

@@ -13,7 +13,7 @@ from jobs.contrib.limits import limits
 from jobs.contrib.limits.claims import next_at
 from jobs.contrib.limits.limits import Limits, name_of
 from jobs.contrib.limits.models import Gate
-from jobs.inspection.counts import MOST, at_least, in_line
+from jobs.inspection.counts import MOST, at_least
 from jobs.inspection.problems import Problem
 from jobs.inspection.times import duration
 from jobs.inspection.view import Reason, View
@@ -54,13 +54,6 @@ def keeps(job: Job, known: Limits) -> dict[str, Any] | None:
         if state is not None and (seconds := _opens_in(state, limit, databases.epoch(using))):
             return {"kind": "rate", "of": name, "limit": limit.rate, "seconds": seconds}
     return None
-
-
-def keeps_first(queue: str) -> bool:
-    """Whether a limit keeps the first ready job of a queue."""
-    known = in_force()
-    rows = databases.each(in_line().filter(queue=queue)) if known.concern(queue) else ()
-    return any((job := each.first()) is not None and keeps(job, known) is not None for each in rows)
 
 
 def free(queue: str, rows: QuerySet[Job]) -> QuerySet[Job]:
@@ -132,16 +125,13 @@ def waiting() -> Callable[[str], str]:
 
 def waits(view: View) -> Iterator[Reason]:
     """A limit of its task or its queue is reached."""
-    # Imported late: it is what asks.
-    from jobs.contrib.why.waiting import ahead_of
-
     job = view.job
     if job.state != State.READY or (found := keeps(job, in_force())) is None:
         return
     if found["of"] == job.limit_key != job.task:
         found["of"] = view.seen.text("key", found["of"])
     mine = Job.objects.using(view.using).filter(LINED, limit_key=job.limit_key, queue=job.queue)
-    ahead = 0 if job.limit_key is None else ahead_of(view, mine)
+    ahead = 0 if job.limit_key is None else view.ahead_of(mine)
     words = {"ahead": at_least(ahead, ahead == MOST), "since": duration(max(0.0, view.since(job.run_at)))}
     if found["kind"] == "concurrency":
         says = gettext(

@@ -15,8 +15,10 @@ def survey(alias: str) -> dict[str, Any]:
     """What the database is marked as, what it is, and what would run if it were activated."""
     # One statement for each: together they could not use their partial indexes.
     counts = {str(state): Job.objects.using(alias).filter(state=state).count() for state in LIVE}
-    more = {name: count for survey in extensions.through("survey") for name, count in survey(alias).items()}
-    return {**identity.marks(alias), "jobs": counts, **more}
+    found = {**identity.marks(alias), "jobs": counts}
+    for disown in extensions.through("disown"):
+        found |= disown(alias, is_dry=True)
+    return found
 
 
 def activate(alias: str) -> None:
@@ -41,8 +43,8 @@ def cancel_all(alias: str) -> int:
         transitions.bury(node.pk, alias)
     running = list(Job.objects.using(alias).filter(state=State.RUNNING).values_list("pk", flat=True))
     done = sum(transitions.settle_running(job_id, alias, cancel) for job_id in running)
-    for forget in extensions.through("disown"):
-        forget(alias)
+    for disown in extensions.through("disown"):
+        disown(alias, is_dry=False)
     while cancelled := transitions.cancel_waiting(alias, conf().BATCH, why):
         done += cancelled
     return done

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from django.db.models.functions import Now
 from django.utils.translation import gettext, ngettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
@@ -12,9 +13,10 @@ from jobs import extensions
 from jobs.conf import worker_command
 from jobs.contrib.operator import statistics, status
 from jobs.contrib.operator.statistics import HOUR, Row
-from jobs.inspection.counts import at_least, late_after
+from jobs.inspection.counts import at_least, in_line, late_after
 from jobs.inspection.problems import ERROR, INFO, SEVERITIES, WARNING, Kind, Link, Problem, ago, by_whom
 from jobs.inspection.times import duration
+from jobs.inspection.view import View
 from jobs.models import Node, State
 from jobs.operations.actions import OPERATIONS
 from jobs.store import databases
@@ -230,8 +232,7 @@ def _queues(found: dict[str, Any], rates: Mapping[str, tuple[float, float]]) -> 
             continue
         if waited is None or waited < late_after():
             continue
-        # A limit may keep the first one, and then nothing is wrong.
-        if any(keeps(name) for keeps in extensions.through("keeps")):
+        if _is_held_back(name):
             continue
         words = {"queue": name, "time": duration(waited), "workers": workers, "running": queue["running"]}
         enters, leaves = rates.get(name, (0.0, 0.0))
@@ -277,6 +278,13 @@ def _queues(found: dict[str, Any], rates: Mapping[str, tuple[float, float]]) -> 
             )
             means = gettext("It is being worked off.")
         yield Problem(kind, says % words, means, command=command, since=waited, about=name)
+
+
+def _is_held_back(queue: str) -> bool:
+    """Whether something (a limit) holds back the first ready job of the queue, so that no worker is at fault."""
+    first = (rows.first() for rows in databases.each(in_line().filter(queue=queue).annotate(read_at=Now())))
+    views = [View(job) for job in first if job is not None]
+    return any(reason for view in views for waits in extensions.through("waits") for reason in waits(view))
 
 
 def _paused(name: str, queue: dict[str, Any], pause: dict[str, Any]) -> Problem:

@@ -13,13 +13,9 @@ class Broker(Extension):
 
         return {"messages": messages.prune_replies()} if messages.are_in(using) else {}
 
-    def survey(self, using: str) -> Mapping[str, int]:
+    def disown(self, using: str, is_dry: bool) -> Mapping[str, int]:
         from jobs.contrib.transport import messages
 
-        return {"messages": messages.count() if messages.are_in(using) else 0}
-
-    def disown(self, using: str) -> None:
-        from jobs.contrib.transport import messages
-
-        if messages.are_in(using):
-            messages.delete_all()
+        if not messages.are_in(using):
+            return {"messages": 0}
+        return {"messages": messages.count() if is_dry else messages.delete_all()}

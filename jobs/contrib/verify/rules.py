@@ -25,7 +25,6 @@ from django.db.models.functions import Now
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from jobs import extensions
 from jobs.conf import conf
 from jobs.inspection.counts import MOST, Head, heads, in_line, late_after, running_by_node, silence, workers
 from jobs.lifecycle import queues
@@ -129,6 +128,9 @@ def _iso(seconds: float) -> str:
 
 RULES: list[Rule] = []  #: In the order of the report.
 
+#: Of extensions: those of the ready jobs of a queue that certainly are not held back.
+NOT_HELD: list[Callable[[str, QuerySet[Job]], QuerySet[Job]]] = []
+
 
 class Search:
     """Searches one database for rows that break a rule; under a bound for those that waited for so many seconds."""
@@ -213,8 +215,8 @@ class Search:
     )
     def not_taken(self) -> Rows:
         found = [(head, rows) for head, rows in self.ready(self.seconds).items() if head.queue in self.view.served]
-        for free in extensions.through("free"):
-            # A limit may keep them, and nothing is wrong.
+        for free in NOT_HELD:
+            # A limit may hold back the others, and nothing is wrong.
             found = [(head, free(head.queue, rows)) for head, rows in found]
         return [rows for _, rows in found]
 

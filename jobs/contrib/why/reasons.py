@@ -11,6 +11,7 @@ from django.utils.translation import gettext
 from jobs import extensions
 from jobs.conf import conf
 from jobs.contrib.why import ended, running, waiting
+from jobs.inspection.public import other
 from jobs.inspection.view import Reason, View, look_up
 from jobs.models import State
 
@@ -19,9 +20,9 @@ def explain(key: uuid.UUID) -> tuple[View | None, list[Reason]]:
     """The job, if there is one of that id, and the reasons; never without a reason."""
     if (view := look_up(key)) is not None:
         return view, of(view)
-    for look in extensions.through("other"):
-        if (found := look(key)) is not None:
-            return None, [*found.reasons()]
+    found: Any = other(key, "reasons")
+    if found is not None:
+        return None, [*found.reasons()]
     says = gettext(
         "There is no such job in %(databases)s: the transaction that enqueued it was rolled back or is still open, "
         "the id is of a task that is no job, or the job ended long ago and was pruned."

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-from django.db.models import QuerySet, Subquery
 from django.utils.translation import gettext, ngettext
 
 from jobs import extensions, store
@@ -214,7 +213,7 @@ def _in_line(view: View) -> Iterator[Reason]:
         says = gettext("It has been due for %(ago)s, and a worker makes it ready in a moment.")
         yield Reason("due", says, "", words, **evidence)
         return
-    ahead, cure = ahead_of(view, in_line(view.using).filter(queue=job.queue)), ""
+    ahead, cure = view.ahead_of(in_line(view.using).filter(queue=job.queue)), ""
     evidence |= {"ahead": ahead, "capped": ahead == MOST}
     if ahead or 0 < processes <= running:
         cure = gettext("If that takes too long: more workers, or more processes (--concurrency).")
@@ -247,20 +246,6 @@ def _in_line(view: View) -> Iterator[Reason]:
             "all jobs that were ready since then."
         )
         yield from held_up(view, "old_transaction", says, "old", OLD)
-
-
-def ahead_of(view: View, ready: QuerySet[Job]) -> int:
-    """How many of these jobs have their turn before this one; the count ends at ``counts.MOST``."""
-    job, equal = view.job, ready.filter(rank=view.job.rank)
-    # As the database has it: SQLite compares texts, and Django would write another one.
-    run_at = Subquery(Job.objects.using(view.using).filter(pk=job.pk).values("run_at")[:1])
-    # One by one, each is a stretch of the index; in one condition they would read all of the queue.
-    parts = (
-        ready.filter(rank__lt=job.rank),
-        equal.filter(run_at__lt=run_at),
-        equal.filter(run_at=run_at, pk__lt=job.pk),
-    )
-    return min(MOST, sum(part[:MOST].count() for part in parts))
 
 
 def misfit(view: View) -> Iterator[Reason]:

@@ -24,6 +24,7 @@ from jobs.admin.base import apart, may, numbered, page
 from jobs.admin.html import url_of
 from jobs.admin.job import Created, JobAdmin, JobChangeList, StateFilter
 from jobs.conf import conf
+from jobs.contrib.operator.models import Statistic
 from jobs.contrib.operator.pages import timeline
 from jobs.contrib.operator.status import Live
 from jobs.inspection.counts import at_least
@@ -124,6 +125,10 @@ class ManyJobsAdmin(JobAdmin):
 
     def about(self, request: HttpRequest, row: Job) -> dict[str, Any]:
         return {**super().about(request, row), "timeline": timeline.of(row)}
+
+    def known_tasks(self) -> set[str]:
+        """Also those that are gone: the statistics name them."""
+        return super().known_tasks() | set(Statistic.objects.values_list("task", flat=True).distinct())
 
     def get_actions(self, request: HttpRequest) -> dict[str, Any]:
         """The operations, beside the site's own actions, which have permissions of their own."""
