@@ -32,7 +32,7 @@ class Limit(models.Model):
         return self.name
 
 
-class Gate(models.Model):
+class RateLimiter(models.Model):
     """The state of one limit: when its rate lets the next job in, and whether jobs are held back at it.
 
     Times are seconds since 1970 by the database's clock.
@@ -47,8 +47,8 @@ class Gate(models.Model):
     look_at = models.FloatField(null=True)
 
     class Meta:
-        db_table = "jobs_gate"
+        db_table = "jobs_rate_limiter"
         indexes: ClassVar = [
-            models.Index(name="jobs_gate_look", fields=["look_at"], condition=Q(look_at__isnull=False)),
-            models.Index(name="jobs_gate_next", fields=["next_at"]),
+            models.Index(name="jobs_rate_limiter_look", fields=["look_at"], condition=Q(look_at__isnull=False)),
+            models.Index(name="jobs_rate_limiter_next", fields=["next_at"]),
         ]

@@ -18,7 +18,7 @@ from django.urls import reverse
 from jobs.contrib.operator import kill
 from jobs.contrib.why import reasons as why
 from jobs.lifecycle import transitions
-from jobs.lifecycle.board import is_alive
+from jobs.lifecycle.worker_state import is_alive
 from jobs.models import Action, Job, Node
 from jobs.store import databases, postgresql, worker_orders
 from tests import tasks

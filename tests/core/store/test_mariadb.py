@@ -31,10 +31,10 @@ def test_two_jobs_of_a_key_cannot_wait_and_two_that_ended_may_have_it():
 
 
 def test_two_runs_of_a_limit_cannot_have_the_same_place():
-    make("running", limit_key="a", limit_place=0)
+    make("running", limit_key="a", limit_slot=0)
     make("ready", limit_key="a")
-    with pytest.raises(IntegrityError, match="jobs_job_place"), transaction.atomic():
-        make("running", limit_key="a", limit_place=0)
+    with pytest.raises(IntegrityError, match="jobs_job_limit_slot"), transaction.atomic():
+        make("running", limit_key="a", limit_slot=0)
 
 
 def test_keys_are_compared_letter_by_letter():
