@@ -117,7 +117,7 @@ OF_APP: list[Callable[[Celery], Iterable[CheckMessage]]] = []
 OF_TASKS: list[Callable[[Celery], Iterable[CheckMessage]]] = []
 
 JSON = ("json", "application/json")  #: Both names of the one serializer that jobs can use.
-SHORT = 3600.0  #: Nobody means to keep a history for fewer seconds.
+SHORT = 3600.0  #: To keep a history for fewer seconds is a mistake: days were meant.
 
 #: Celery's settings with the values under which a worker goes on without its broker.
 ABOUT_OUTAGES = {
@@ -147,7 +147,7 @@ def say(key: str, **values: Any) -> CheckMessage:
 
 
 def _careful(check: Callable[..., Iterable[CheckMessage]]) -> Callable[..., list[CheckMessage]]:
-    """A check that fails itself says so, and the others go on."""
+    """A check that raises says so, and does not keep the other checks from running."""
 
     def careful(*subject: Any, **kwargs: Any) -> list[CheckMessage]:
         found = []

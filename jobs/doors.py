@@ -3,7 +3,7 @@
 They stand in the order in which a job meets them. Each says when it is called, and in which transaction.
 ``jobs/extensions.py`` finds them.
 
-A door that nobody uses costs nothing: ``extensions.through()`` gives an empty tuple.
+A door without a user costs nothing: ``extensions.through()`` gives an empty tuple.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Extension:
         """A body is replaced by this call, which has its job's id, and is about to be inserted."""
 
     def again(self, jobs: Any, using: str) -> Mapping[str, Any]:
-        """Somebody lets an ended job (a queryset) run again; in that transaction, before its row gets these columns."""
+        """An ended job (a queryset) is let run again; in that transaction, before its row gets these columns."""
         return {}
 
     #: The condition of ended jobs that may not be deleted yet, by the database's alias, and the sentence that says why.
@@ -91,7 +91,7 @@ class Extension:
         """A body returned: what is to be written just before its completion. What that raises fails the job."""
 
     def ended(self, job: Any, error: Mapping[str, Any]) -> Callable[[], None] | None:
-        """A job is about to end without success, whoever ends it: what is to be written in the transaction of that."""
+        """A job is about to end without success, by its run or from outside: what to write in that transaction."""
 
     #: What counts the parts of a chord (``chords.py`` of the canvas) for the result backend.
     chords: Any

@@ -21,7 +21,8 @@ import path is public stands in ``jobs``. These of its files are read, if they a
 ``templates``
     what its pages ``render``. Django looks for templates in the app's folder only.
 ``apps.py``
-    makes it a Django app of its own. It takes part if its name is in ``INSTALLED_APPS``. The others always do.
+    makes it a Django app of its own. It takes part if its name is in ``INSTALLED_APPS``. An extension without this file
+    always takes part.
 """
 
 from __future__ import annotations

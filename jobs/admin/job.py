@@ -196,7 +196,7 @@ class JobAdmin(OperableAdmin):
             return rows.filter(task__in=tasks)
         words = Q(task__icontains=term) | Q(error_type__icontains=term)
         if conf().REDACT is None:
-            # Who may not see an argument may not find it out by a search either, nor by what an error says of it.
+            # A redacted argument must not be found out by a search either, nor by what an error says of it.
             words |= Q(error_message__icontains=term) | selection.said(term)
         return newest(rows).filter(words)
 

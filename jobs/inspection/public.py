@@ -33,7 +33,7 @@ _SALT = "jobs.progress"
 
 
 def of(each: Any) -> dict[str, Any]:
-    """What may be seen, as JSON: ``percent`` is None while nobody knows."""
+    """What a site's users may see, as JSON. ``percent`` is None as long as it is unknown."""
     if not isinstance(each, Job):
         found: Any = other(each, "shown")
         return dict(found.shown())
@@ -53,7 +53,7 @@ def said(jobs: Iterable[Job], is_veiled: bool = True) -> dict[uuid.UUID, Any]:
 
 
 def may_look(user: Any) -> bool:
-    """Whether somebody may see all jobs, whatever label the project gave this app."""
+    """Whether a user may see all jobs, whatever label the project gave this app."""
     return bool(user.has_perm(f"{Job._meta.app_label}.view_job"))
 
 
@@ -68,13 +68,13 @@ def find(key: uuid.UUID | None) -> Any:
 
 
 def token_of(each: Any) -> str:
-    """A token for an address that nobody can guess; whoever has it may see this progress, and nothing else."""
+    """A token for an address that cannot be guessed: it shows this progress, and nothing else."""
     return Signer(salt=_SALT).sign(str(each.pk))
 
 
 def by_token(token: str) -> Any:
     try:
-        # Whoever uses the same salt may have signed something else.
+        # The project may have signed something else with the same salt.
         return find(parse_uuid(Signer(salt=_SALT).unsign(token)))
     except BadSignature:
         return None

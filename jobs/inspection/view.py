@@ -44,7 +44,7 @@ class Reason:
         self.evidence = {name: _plain(value) for name, value in evidence.items()}
 
     def veiled(self, seen: Shown) -> Self:
-        """Without what nobody may see of the job's arguments: keys and errors tell of them."""
+        """Without what is redacted of the job's arguments: keys and errors tell of them."""
         self.says, self.cure = seen.blanked(self.says), seen.blanked(self.cure)
         self.evidence = {
             name: seen.blanked(value) if isinstance(value, str) else value for name, value in self.evidence.items()
@@ -112,7 +112,7 @@ class View:
 
     @cached_property
     def workers(self) -> list[Any]:
-        """The workers that nobody declared dead, also the silent ones, with the tasks that they know."""
+        """The workers that are not declared dead (silent ones too), with the tasks that they know."""
         return workers(Node.objects.using(databases.home()).filter(dead_at=None))
 
     @property
@@ -155,7 +155,7 @@ class View:
 
     @cached_property
     def markers(self) -> list[Marker]:
-        """The markers that the job left, and the one that it would leave."""
+        """The markers that the job left, and the one that its success would leave."""
         own = Q(job=self.job.pk)
         if self.job.marker_key is not None:
             own |= Q(key=self.job.marker_key, kind=Marker.Kind.TASK)

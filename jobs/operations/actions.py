@@ -29,7 +29,7 @@ class Outcome(NamedTuple):
 
     @property
     def says(self) -> str:
-        """The text, in the language that is active when somebody asks."""
+        """The text, in the language that is active when it is read."""
         return str(self.text) % self.values
 
 
@@ -48,7 +48,7 @@ class Operation:
     permission = "change_job"  #: Who may do it: the codename, in this app.
     participle: Any = ""  #: For "128 retried".
     states: tuple[State, ...] = WAITING  #: Out of which it is possible.
-    meant: tuple[State, ...] = states  #: Those of them that are meant if nobody names a state.
+    meant: tuple[State, ...] = states  #: Those of them that are meant if no state is named.
     otherwise: Any  #: To say of a job in another state.
     instead: ClassVar[dict[str, Any]] = {}  #: By state: to say instead of ``otherwise``.
     said: ClassVar[dict[str, tuple[Any, Any]]] = {}  #: By state: to say that it is done, and that it would be.
@@ -75,7 +75,7 @@ class Operation:
         """Do it to the job, in whatever database it is; what is ``also`` to be done is part of its transaction."""
         for found in databases.each(Job.objects.filter(pk=key).values_list("state", flat=True)):
             alias, tried = found.db, set[str]()
-            # Race: somebody else may be faster. Then the row is read again, and each state is tried once.
+            # Race: another process may be faster. Then the row is read again, and each state is tried once.
             while (state := found.first()) is not None:
                 values = {"participle": self.participle, "state": dict(State.choices).get(state, state)}
                 if state not in self.states or state in tried:

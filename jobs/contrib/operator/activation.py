@@ -31,7 +31,7 @@ def activate(alias: str) -> None:
 def cancel_all(alias: str) -> int:
     """Cancel every job of a copy that has not ended, also those that its original was running; return how many.
 
-    A running one whose row somebody holds locked is left: count again.
+    A running one whose row is locked is left: count again.
     """
     why = "cancelled by `manage.py jobs adopt --cancel`: the database is a copy"
 

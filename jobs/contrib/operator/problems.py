@@ -154,7 +154,7 @@ def of(found: dict[str, Any], running: Iterable[Any] | None = None) -> list[Prob
 
     Parameters:
         found: what :func:`status.gather` found; with ``rates``, jobs a minute into each queue and out of it, if
-            somebody knows them, and with ``minutes``, what ended in the last hour, if somebody has read it.
+            they are known, and with ``minutes``, what ended in the last hour, if that was read.
         running: the oldest jobs that run (:func:`status.running_now`).
     """
     minutes = found.get("minutes")
@@ -200,7 +200,7 @@ def _copies(marks: dict[str, Any]) -> Iterator[Problem]:
                 "the database %(database)r is marked as another one, %(mark)r, and it is %(is)r: workers refuse it "
                 "until `manage.py jobs adopt`"
             )
-            means = gettext("Its jobs may run at the original as well: here they wait until somebody adopts them.")
+            means = gettext("Its jobs may run at the original as well: here they wait until the database is adopted.")
             yield Problem("copied", says % {**mark, "database": alias, "mark": mark["marked_as"]}, means)
 
 
@@ -294,7 +294,7 @@ def _paused(name: str, queue: dict[str, Any], pause: dict[str, Any]) -> Problem:
         waits = ngettext("%(number)s job waits", "%(number)s jobs wait", number)
         says += "; " + waits % {"number": at_least(number, queue["capped"])}
     severity, since = WARNING if number else INFO, ago(pause["at"])
-    means = gettext("No worker takes a job of this queue until somebody resumes it.")
+    means = gettext("No worker takes a job of this queue until it is resumed.")
     command = f"manage.py jobs resume {name}"
     return Problem("paused", says, means, severity=severity, command=command, since=since, about=name)
 
@@ -375,7 +375,7 @@ def _failing(minutes: Sequence[Row], nodes: list[dict[str, Any]]) -> Iterator[Pr
         words["error"] = statistics.counts(failures, "error").most_common(1)[0][0] or "?"
         kind, since = "failed", ago(min(row.begin for row in latest or failures))
         says = gettext("%(task)s: %(number)s of %(all)s failed this hour, mostly with %(error)s")
-        means = gettext("They stay until somebody runs them again.")
+        means = gettext("They stay failed until they are retried.")
         if sum(row.count for row in latest) >= EVERY_TIME:
             kind, number = "failing", 1
             says = gettext("%(task)s: fails every time, %(number)s of %(all)s this hour, mostly with %(error)s")

@@ -140,11 +140,11 @@ def unknown_task(view: View) -> Iterator[Reason]:
 
 
 def locked(view: View) -> Iterator[Reason]:
-    """Somebody else holds the lock of its task."""
+    """Another job or process holds the lock of its task."""
     key, held = view.lock or ("", None)
     if held is None or held.job == view.job.pk:
         return
-    holder = gettext("the job %s") % held.job if held.job else gettext("somebody who is no job")
+    holder = gettext("the job %s") % held.job if held.job else gettext("a process that is no job")
     until = "" if held.left is None else gettext(", for %s more unless it is renewed") % duration(held.left)
     says = gettext("The lock %(key)s is held by %(holder)s%(until)s. It tries again until that is free.")
     cure = f"manage.py jobs why {held.job}" if held.job else ""
@@ -153,7 +153,7 @@ def locked(view: View) -> Iterator[Reason]:
 
 
 def held_up(view: View, code: str, says: str, question: str, value: Any, **evidence: Any) -> Iterator[Reason]:
-    """The reason that somebody else's transaction is, if the ``question`` finds one. Only PostgreSQL tells."""
+    """The reason that another session's transaction is, if the ``question`` finds one. Only PostgreSQL tells."""
     for pid, application, state, seconds in store.of(view.using).sessions(question, value)[:1]:
         evidence |= {"pid": pid, "application": application, "state": state, "seconds": seconds}
         cure = gettext("SELECT * FROM pg_stat_activity WHERE pid = %s shows what that does.") % pid
@@ -161,7 +161,7 @@ def held_up(view: View, code: str, says: str, question: str, value: Any, **evide
 
 
 def due(view: View) -> Iterator[Reason]:
-    """Its time has come, and nobody runs it yet."""
+    """Its time has come, and no worker runs it yet."""
     if not view.is_due:
         return
     yield from locked(view)
@@ -178,7 +178,7 @@ def due(view: View) -> Iterator[Reason]:
 
 
 def _write_lock(view: View) -> Iterator[Reason]:
-    """On SQLite nobody claims while a body is in its transaction, however many processes are idle."""
+    """On SQLite no worker claims while a body is in its transaction, however many processes are idle."""
     if not store.of(view.using).has_one_writer:
         return
     alive = [worker for worker in view.workers if worker.is_alive]

@@ -127,7 +127,7 @@ def warn_of_unknown(out: JobsCommand, names: Iterable[str]) -> None:
         known |= {*app.amqp.queues, *filter(None, (getattr(each, "queue", None) for each in app.tasks.values()))}
     for name in names:
         if name not in known:
-            text = f"Nobody knows a queue {name!r}: no worker, no job, no task, no setting{did_you_mean(name, known)}"
+            text = f"No worker, no job, no task and no setting knows a queue {name!r}{did_you_mean(name, known)}"
             out.warn(text, out.style.WARNING)
 
 

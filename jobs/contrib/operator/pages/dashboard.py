@@ -58,7 +58,7 @@ class OverviewAdmin(ReadOnlyAdmin):
         board = Dashboard(request.GET.get("span", "hour"), request.GET.get("by", "state"))
         failures, found = board.failures(), board.found
         known = kinds()
-        # Those of extensions may say what only some may read.
+        # Those of extensions may say what not every reader may see.
         hidden = {name for name, kind in known.items() if kind.permission and not may(request, kind.permission)}
         problems = [each for each in board.problems if each.kind not in hidden]
         faults = [each for each in checks.run_checks(tags=["jobs"]) if not each.is_silenced()]
@@ -141,7 +141,7 @@ class OverviewAdmin(ReadOnlyAdmin):
 
     @page("seen/", "node_seen", "control_node")
     def seen(self, request: HttpRequest) -> HttpResponse:
-        """Note that somebody has seen which workers died."""
+        """Note that a person has seen which workers died."""
         for node in workers.seen():
             self.log_change(request, node, "seen")
         return HttpResponseRedirect(url_of("dashboard"))
@@ -199,7 +199,7 @@ def _hours(begins: list[datetime.datetime]) -> Iterator[tuple[float, str]]:
 
 
 def _ways(request: HttpRequest, kind: Kind, about: Any) -> list[tuple[Any, str, Any, Any] | None]:
-    """Where somebody can see what a problem is about, and what mends it, if there is that and this reader may."""
+    """The page that shows what a problem is about, and the button that mends it, where this reader may use them."""
 
     def drawn(link: Link) -> tuple[Any, str, Any, Any] | None:
         if link.permission and not may(request, link.permission):

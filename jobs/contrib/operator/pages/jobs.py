@@ -44,7 +44,7 @@ FIRST = str(uuid.UUID(int=0))  #: Before all ids.
 
 class CountedStateFilter(StateFilter):
     def choices(self, changelist: Any) -> Iterator[Any]:
-        """Add the numbers of the live states, and of the failed jobs, which somebody may have to look at."""
+        """Add the numbers of the live states, and of the failed jobs, which may need a person."""
         live = changelist.live
         numbers: dict[str, str] = {state: at_least(live.total(state), live.is_capped) for state in LIVE}
         ended = Job.objects.filter(state__in=UNSUCCESSFUL).order_by("-pk").values_list("state", flat=True)
@@ -61,7 +61,7 @@ class Narrow(admin.ListFilter):
 
     def __init__(self, request: HttpRequest, params: dict[str, Any], model: type[Job], model_admin: Any) -> None:
         super().__init__(request, params, model, model_admin)
-        # Who may not see an argument, or a key made of it, may not find it out by a filter either.
+        # A redacted argument, or a key made of it, must not be found out by a filter either.
         self.names = [name for name, its in FIELDS.items() if not its.is_secret or conf().REDACT is None]
         self.asked: dict[str, str] = {name: params.pop(name)[-1] for name in self.names if name in params}
 
