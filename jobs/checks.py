@@ -64,8 +64,6 @@ E018 Other packages changed what jobs relies on, and is private to them: {names}
   -> Install the releases that jobs is tested with ({tested}), or a newer jobs.
 E019 A task of the project cannot be declared: {exc}
   -> Correct the declaration that it names; no worker starts, and no process that imports it.
-E020 JOBS['EVENT_BROKER'] is set, and JOBS['SERVICE'] is not: others know the events, and the queue, by that name.
-  -> Set JOBS['SERVICE'] to a name that no other service has: 'billing'.
 W001 The app's task_cls is not jobs.Task: only tasks with base=jobs.Task are transactional.
   -> Use Celery("proj", task_cls="jobs.task:Task"), or ignore this if it is what you want.
 W002 task_always_eager runs tasks in their caller: no call is a row, and none of the promise holds.
@@ -182,8 +180,6 @@ def check_settings() -> Iterator[CheckMessage]:
             import_string(redact)
     except Exception as exc:
         yield say("E013", exc=exc)
-    if conf().EVENT_BROKER is not None and conf().SERVICE is None:
-        yield say("E020")
     for name in ("RETENTION", "RETENTION_FAILED", "MARKER_RETENTION"):
         seconds = getattr(conf(), name)
         if seconds is not None and seconds < SHORT:

@@ -189,6 +189,11 @@ def test_unknown_id():
         call_command("jobs", "why", "7")
 
 
+def test_a_job_is_named_by_the_digits_that_lists_show():
+    job = make("failed")
+    assert ask(str(job.pk)[-8:].upper())["id"] == str(job.pk)
+
+
 def test_without_any_worker():
     assert codes(make("ready").pk) == ["no_worker"]
     make_node()
