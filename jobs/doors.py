@@ -84,8 +84,8 @@ class Extension:
         """A context around a run, from its claim until it is finished. May raise nothing of its own."""
         return nullcontext()
 
-    def say(self, run: Any, done: float, total: float | None, text: str) -> None:
-        """``Task.progress()``, in the body of a run; ``TypeError`` or ``ValueError``: what it says cannot be."""
+    #: How far bodies are (``said.py`` of the progress): ``say`` it for ``Task.progress()``, and read it for people.
+    progress: Any
 
     def completing(self, run: Any) -> Callable[[], None] | None:
         """A body returned: what is to be written just before its completion. What that raises fails the job."""
@@ -167,10 +167,6 @@ class Extension:
     def other(self, what: Any) -> Any:
         """What is no job, and has an id like a job's: by the id, or the row; a ``public.Other``."""
         return None
-
-    def said(self, jobs: Iterable[Any], is_veiled: bool) -> Mapping[Any, Any]:
-        """What the last run of each job said of how far it is, by their ids: ``percent``, ``text``, ``str()``."""
-        return {}
 
     def reasons(self, view: Any) -> Iterable[Any]:
         """Why a job is where it is, beside the reasons of its state: each a ``Reason``."""

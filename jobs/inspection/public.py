@@ -49,7 +49,10 @@ def of(each: Any) -> dict[str, Any]:
 
 def said(jobs: Iterable[Job], is_veiled: bool = True) -> dict[uuid.UUID, Any]:
     """What the last run of each has said of how far it is, as people may see it."""
-    return {key: each for look in extensions.through("said") for key, each in look(jobs, is_veiled).items()}
+    found: dict[uuid.UUID, Any] = {}
+    for progress in extensions.through("progress"):
+        found |= (progress.of if is_veiled else progress.as_said)(jobs)
+    return found
 
 
 def may_look(user: Any) -> bool:
