@@ -41,7 +41,7 @@ class Extension:
         """A call was committed that :meth:`composed` has marked (``is_awaited``). May raise nothing."""
 
     def carried(self) -> Mapping[str, Any]:
-        """Headers of an event that is told of now: what the runs of its handlers have from the one who told."""
+        """Headers of an event that is about to be published: the runs of its handlers get them."""
         return {}
 
     def called(self, task: Any, job: Any) -> None:
@@ -69,7 +69,7 @@ class Extension:
         """Ended jobs (a queryset) are about to be deleted, in that transaction."""
 
     def disown(self, using: str, is_dry: bool) -> Mapping[str, int]:
-        """What of a copy of a database would run, or be called, beside its jobs: forget it, or only count it by name.
+        """What would run in a copy of a database beside its jobs: forget it, or only count it by name.
 
         The counts are those of ``manage.py jobs adopt --json``.
         """
@@ -101,7 +101,7 @@ class Extension:
     def threads(self) -> Iterable[Thread]:
         """Threads of the supervisor, with connections of their own. Each runs until its event is set.
 
-        What they are given besides makes one attempt: it logs what goes wrong, and says whether nothing did.
+        The second argument makes one attempt: it logs what goes wrong, and returns whether all went well.
         """
         return ()
 
@@ -161,7 +161,7 @@ class Extension:
         return ()
 
     def selects(self) -> Mapping[str, Any]:
-        """By what more people select jobs: a ``selection.Field`` by its name."""
+        """More fields by which people select jobs: a ``selection.Field`` by its name."""
         return {}
 
     def other(self, what: Any) -> Any:

@@ -11,7 +11,7 @@ import path is public stands in ``jobs``. These of its files are read, if they a
 ``early.py``
     what has to be there as soon as ``jobs`` is imported: it imports neither models nor settings.
 ``models.py``
-    its tables, of the app ``jobs``, and ``COLUMNS`` and ``INDEXES`` that it adds to a job's row: a call may say such a
+    its tables, of the app ``jobs``, and ``COLUMNS`` and ``INDEXES`` that it adds to a job's row: a call may set such a
     column, and a claim reads it; read with the core's models.
 ``admin.py``, ``checks.py``, ``commands.py``, ``rules.py``, ``tasks.py``, ``urls.py``
     its pages, system checks, subcommands of ``manage.py jobs``, rules of ``verify``, tasks and URLs; read with the

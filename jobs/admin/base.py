@@ -159,7 +159,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):
     #: What a URL may filter by, beside the parameters of filters that name their own. Django's own rule allows look-ups
     #: across relations, which find out any value letter by letter, a redacted one too.
     lookups: frozenset[str] = frozenset()
-    #: Orders of the list by the value of ``?o=``: a label, and columns that an index has. The first is the default.
+    #: Orders of the list, by the value of ``?o=``: a label, and columns that an index has. The first is the default.
     sorts: ClassVar[dict[str, tuple[Any, tuple[str, ...]]]] = {"": ("", ("-pk",))}
     #: The columns that the list reads; all if it is empty.
     list_only: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""What of the events takes part in the core."""
+"""The part of the events in the core."""
 
 from __future__ import annotations
 

@@ -47,19 +47,19 @@ class Operation:
     label: Any  #: For a button.
     permission = "change_job"  #: Who may do it: the codename, in this app.
     participle: Any = ""  #: For "128 retried".
-    states: tuple[State, ...] = WAITING  #: Out of which it is possible.
+    states: tuple[State, ...] = WAITING  #: The states of a job that allow it.
     meant: tuple[State, ...] = states  #: Those of them that are meant if no state is named.
-    otherwise: Any  #: To say of a job in another state.
-    instead: ClassVar[dict[str, Any]] = {}  #: By state: to say instead of ``otherwise``.
-    said: ClassVar[dict[str, tuple[Any, Any]]] = {}  #: By state: to say that it is done, and that it would be.
-    asks: Any = None  #: What it needs to be told, for a form; None: nothing. It comes by :meth:`told`.
-    example = ""  #: Of the same, for the command line.
+    otherwise: Any  #: What is said of a job in another state.
+    instead: ClassVar[dict[str, Any]] = {}  #: By state: what is said instead of ``otherwise``.
+    said: ClassVar[dict[str, tuple[Any, Any]]] = {}  #: By state: what is said when it is done, and when it would be.
+    asks: Any = None  #: The question for its value in a form; None: it needs none. The value comes by :meth:`told`.
+    example = ""  #: An example of the value, for the command line.
     warns: Any = ""  #: What to know before, for a form.
     deletes = False  #: Whether the job is gone then.
     value = who = why = ""  #: What it was told, by whom, and why.
 
     def told(self, value: str, who: str = "", why: str = "") -> Operation:
-        """The operation with what it needs to know. ``ValueError``: that cannot be; says what can."""
+        """The operation with its value. ``ValueError``: it cannot have that one; says which it can."""
         told = copy(self)
         told.value, told.participle = self.read(value.strip())
         told.who, told.why = who, why
@@ -72,7 +72,7 @@ class Operation:
     def attempt(
         self, key: uuid.UUID, dry_run: bool = False, also: Callable[[Outcome], Any] = lambda outcome: None
     ) -> Outcome:
-        """Do it to the job, in whatever database it is; what is ``also`` to be done is part of its transaction."""
+        """Do it to the job, in the database that has it. ``also`` is called in the same transaction."""
         for found in databases.each(Job.objects.filter(pk=key).values_list("state", flat=True)):
             alias, tried = found.db, set[str]()
             # Race: another process may be faster. Then the row is read again, and each state is tried once.

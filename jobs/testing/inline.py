@@ -40,7 +40,7 @@ from jobs.models.values import decoded
 from jobs.store import databases
 from jobs.worker.runner import Runner, is_ours
 
-#: After so many runs without a ``limit`` we say that it never ends.
+#: So many runs without a ``limit`` are taken for endless.
 ENDLESS = 1000
 
 #: So many seconds may lie between a job's ``run_at`` and the asserted one.

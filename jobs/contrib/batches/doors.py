@@ -1,4 +1,4 @@
-"""What of the batches takes part in the core."""
+"""The part of the batches in the core."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of the canvas takes part in the core."""
+"""The part of the canvas in the core."""
 
 from __future__ import annotations
 

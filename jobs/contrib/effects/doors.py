@@ -1,4 +1,4 @@
-"""What of the external calls takes part in the core."""
+"""The part of the external calls in the core."""
 
 from __future__ import annotations
 

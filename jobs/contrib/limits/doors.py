@@ -1,4 +1,4 @@
-"""What of limits takes part in the core."""
+"""The part of limits in the core."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of the operator's room takes part in the core."""
+"""The part of the operator's room in the core."""
 
 from __future__ import annotations
 

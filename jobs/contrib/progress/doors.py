@@ -1,4 +1,4 @@
-"""What of the progress takes part in the core."""
+"""The part of the progress in the core."""
 
 from __future__ import annotations
 

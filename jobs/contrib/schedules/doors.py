@@ -1,4 +1,4 @@
-"""What of the schedule takes part in the core."""
+"""The part of the schedule in the core."""
 
 from __future__ import annotations
 

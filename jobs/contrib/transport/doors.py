@@ -1,4 +1,4 @@
-"""What of the broker takes part in the core."""
+"""The part of the broker in the core."""
 
 from __future__ import annotations
 
