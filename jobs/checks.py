@@ -64,8 +64,6 @@ E018 Other packages changed what jobs relies on, and is private to them: {names}
   -> Install the releases that jobs is tested with ({tested}), or a newer jobs.
 E019 A task of the project cannot be declared: {exc}
   -> Correct the declaration that it names; no worker starts, and no process that imports it.
-E020 JOBS['EVENT_BROKER'] is set, and JOBS['SERVICE'] is not: others know the events, and the queue, by that name.
-  -> Set JOBS['SERVICE'] to a name that no other service has: 'billing'.
 E021 JOBS[{name!r}] is set, and {app}, which alone reads it, is not installed.
   -> Add {app!r} to INSTALLED_APPS, and run manage.py migrate; or remove the setting.
 W001 The app's task_cls is not jobs.Task: only tasks with base=jobs.Task are transactional.
@@ -119,7 +117,7 @@ OF_APP: list[Callable[[Celery], Iterable[CheckMessage]]] = []
 OF_TASKS: list[Callable[[Celery], Iterable[CheckMessage]]] = []
 
 JSON = ("json", "application/json")  #: Both names of the one serializer that jobs can use.
-SHORT = 3600.0  #: Nobody means to keep a history for fewer seconds.
+SHORT = 3600.0  #: To keep a history for fewer seconds is a mistake: days were meant.
 
 #: Celery's settings with the values under which a worker goes on without its broker.
 ABOUT_OUTAGES = {
@@ -149,7 +147,7 @@ def say(key: str, **values: Any) -> CheckMessage:
 
 
 def _careful(check: Callable[..., Iterable[CheckMessage]]) -> Callable[..., list[CheckMessage]]:
-    """A check that fails itself says so, and the others go on."""
+    """A check that raises says so, and does not keep the other checks from running."""
 
     def careful(*subject: Any, **kwargs: Any) -> list[CheckMessage]:
         found = []
@@ -184,8 +182,6 @@ def check_settings() -> Iterator[CheckMessage]:
             import_string(redact)
     except Exception as exc:
         yield say("E013", exc=exc)
-    if conf().EVENT_BROKER is not None and conf().SERVICE is None:
-        yield say("E020")
     for name, app in extensions.unread_settings().items():
         if getattr(settings, "JOBS", {}).get(name) is not None:
             yield say("E021", name=name, app=app)

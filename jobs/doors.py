@@ -3,16 +3,15 @@
 They stand in the order in which a job meets them. Each says when it is called, and in which transaction.
 ``jobs/extensions.py`` finds them.
 
-A door that nobody uses costs nothing: ``extensions.through()`` gives an empty tuple.
+A door without a user costs nothing: ``extensions.through()`` gives an empty tuple.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from datetime import datetime
 from threading import Event
-from typing import Any, Protocol
+from typing import Any
 
 Attempt = Callable[[Callable[[], Any]], bool]
 Thread = Callable[[Event, Attempt], None]
@@ -45,7 +44,7 @@ class Extension:
         """A call was committed that :meth:`composed` has marked (``is_awaited``). May raise nothing."""
 
     def carried(self) -> Mapping[str, Any]:
-        """Headers of an event that is told of now: what the runs of its handlers have from the one who told."""
+        """Headers of an event that is about to be published: the runs of its handlers get them."""
         return {}
 
     def called(self, task: type[Any]) -> Callable[[Any, Any], None] | None:
@@ -66,20 +65,21 @@ class Extension:
         """A body is replaced by this call, which has its job's id, and is about to be inserted."""
 
     def again(self, jobs: Any, using: str) -> Mapping[str, Any]:
-        """Somebody lets an ended job (a queryset) run again; in that transaction, before its row gets these columns."""
+        """An ended job (a queryset) is let run again; in that transaction, before its row gets these columns."""
         return {}
 
-    #: A condition of ended jobs that are still needed, by the database's alias, and the sentence that says so.
+    #: The condition of ended jobs that may not be deleted yet, by the database's alias, and the sentence that says why.
     needed: tuple[Callable[[str], Any], Any]
 
     def deleting(self, jobs: Any, using: str) -> None:
         """Ended jobs (a queryset) are about to be deleted, in that transaction."""
 
-    def disown(self, using: str, is_dry: bool) -> Mapping[str, int] | None:
-        """All jobs of a copy of a database are cancelled: forget what would run, or be called, all the same.
+    def disown(self, using: str, is_dry: bool) -> Mapping[str, int]:
+        """What would run in a copy of a database beside its jobs: forget it, or only count it by name.
 
-        Says what and how many (``adopt --json``). ``is_dry``: says it only.
+        The counts are those of ``manage.py jobs adopt --json``.
         """
+        return {}
 
     def find(self, job: Any) -> Any:
         """The task of a claimed job is not registered in this process: import it, or None. It may raise anything."""
@@ -90,14 +90,14 @@ class Extension:
         """A context around a run, from its claim until it is finished. May raise nothing of its own."""
         return nullcontext()
 
-    def say(self, run: Any, done: float, total: float | None, text: str) -> None:
-        """``Task.progress()``, in the body of a run; ``TypeError`` or ``ValueError``: what it says cannot be."""
+    #: How far bodies are (``said.py`` of the progress): ``say`` it for ``Task.progress()``, and read it for people.
+    progress: Any
 
     def completing(self, run: Any) -> Callable[[], None] | None:
         """A body returned: what is to be written just before its completion. What that raises fails the job."""
 
     def ended(self, job: Any, error: Mapping[str, Any]) -> Callable[[], None] | None:
-        """A job is about to end without success, whoever ends it: what is to be written in the transaction of that."""
+        """A job is about to end without success, by its run or from outside: what to write in that transaction."""
 
     #: What counts the parts of a chord (``chords.py`` of the canvas) for the result backend.
     chords: Any
@@ -107,7 +107,7 @@ class Extension:
     def threads(self) -> Iterable[Thread]:
         """Threads of the supervisor, with connections of their own. Each runs until its event is set.
 
-        What they are given besides makes one attempt: it logs what goes wrong, and says whether nothing did.
+        The second argument makes one attempt: it logs what goes wrong, and returns whether all went well.
         """
         return ()
 
@@ -127,15 +127,15 @@ class Extension:
     def set_rate(self, task: str, rate: str) -> None:
         """``celery control rate_limit``."""
 
-    def idle(self, app: Any, using: str) -> bool:
-        """``run_jobs()`` finds no job: do what threads and ticks would do. True: there may be one now."""
+    def idle(self, app: Any, using: str, clock: Any) -> bool:
+        """``run_jobs()`` finds no job: do what threads and ticks would do. True: there may be one now.
+
+        ``clock`` says what time it is there, and is told when something comes due (``testing/inline.py``).
+        """
         return False
 
     def prune(self, using: str, budget: float) -> Mapping[str, int] | None:
         """Delete what is old, in ``budget`` seconds; one worker does it. Says what and how many (``prune --json``)."""
-
-    def passing(self, app: Any, aliases: Sequence[str], only: Collection[str] | bool) -> Passing | None:
-        """For ``run_jobs(until=)``: what comes due as time passes that is no job yet. ``only``: names, or all."""
 
     # Questions: none of them changes anything
 
@@ -150,64 +150,30 @@ class Extension:
         """What needs attention, by what the core and ``status`` found."""
         return ()
 
-    def panel(self, request: Any, found: dict[str, Any]) -> str:
-        """A part of the dashboard, as HTML that is safe; empty: this reader sees none."""
-        return ""
+    def parts(self, page: str, request: Any, about: Any) -> Mapping[str, str]:
+        """Parts of a page of the admin, as HTML that is safe, by their places.
 
-    def job_page(self, request: Any, view: Any) -> tuple[str, str]:
-        """Parts of a job's page, as HTML that is safe: one above all, and a ``<dt>`` with its ``<dd>``."""
-        return "", ""
-
-    def link(self, using: str, key: Any) -> str:
-        """A row names this id, and it is no job's: a link to what has it, as HTML that is safe; empty: nothing here."""
-        return ""
+        ``job``, about a ``View``: ``above`` all, ``reasons``, and ``related`` (a ``<dt>`` with its ``<dd>``).
+        ``dashboard``, about what ``status`` found: ``panel``.
+        """
+        return {}
 
     def waits(self, view: Any) -> Iterable[Any]:
-        """What a job waits for beside its time, or its turn in the queue; without a reason it is told these."""
-        return ()
-
-    def keeps(self, queue: str) -> bool:
-        """Whether the first ready job of the queue is held back, so that no worker is at fault."""
-        return False
-
-    def free(self, queue: str, rows: Any) -> Any:
-        """Those of the ready jobs of a queue that are certainly not held back, as a queryset."""
-        return rows
-
-    def known(self, what: str) -> Iterable[str]:
-        """Names of each ``task``, or of each ``queue``, that jobs had, also of those that are gone."""
+        """What holds a job back (a ``Reason`` each), so that neither its time nor its turn in the queue counts."""
         return ()
 
     def metrics(self) -> Iterable[tuple[str, str, list[str], Any]]:
         """For Prometheus: name (a counter's ends with ``_total``), help, labels, and what finds values and a number."""
         return ()
 
-    def causes(self, view: Any) -> Iterable[Any]:
-        """Why a job is where it is, before the last reason of the core: that it runs, waits, or how it ended."""
-        return ()
-
     def selects(self) -> Mapping[str, Any]:
-        """By what more people select jobs: a ``selection.Field`` by its name."""
+        """More fields by which people select jobs: a ``selection.Field`` by its name."""
         return {}
 
     def other(self, what: Any) -> Any:
-        """What is no job, and has an id like one's: by the id, or the row; a ``public.Other``."""
+        """What is no job, and has an id like a job's: by the id, or the row; a ``public.Other``."""
         return None
 
-    def said(self, jobs: Iterable[Any], is_veiled: bool) -> Mapping[Any, Any]:
-        """What the last run of each job said of how far it is, by their ids: ``percent``, ``text``, ``str()``."""
-        return {}
-
     def reasons(self, view: Any) -> Iterable[Any]:
-        """Why a job is where it is, after the reasons of the core."""
+        """Why a job is where it is, beside the reasons of its state: each a ``Reason``."""
         return ()
-
-
-class Passing(Protocol):
-    """What comes due while ``run_jobs(until=)`` lets time pass."""
-
-    def next(self, until: datetime) -> datetime | None:
-        """The next moment at which something is due; None: there is none."""
-
-    def make(self, at: datetime) -> None:
-        """Make jobs of what is due at that moment."""

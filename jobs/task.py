@@ -403,8 +403,8 @@ class Task(celery.Task):
             TypeError, ValueError: not numbers, or no finite ones.
         """
         if self._run is not None:
-            for say in extensions.through("say"):
-                say(self._run, done, total, text)
+            for progress in extensions.through("progress"):
+                progress.say(self._run, done, total, text)
 
     def retry(self, args: Any = None, kwargs: Any = None, exc: Any = None, **options: Any) -> Any:
         """As Celery's, by hand and for ``autoretry_for``; but what waits for a person ends the job at once."""

@@ -44,7 +44,7 @@ def surface() -> dict[str, set[str]]:
     docs = runpy.run_path(str(ROOT / "docs" / "generate.py"))
     subcommands = Command.subcommands.values()
     folders = extensions.folders().values()
-    places = (ROOT / "jobs" / "inspection" / "why").glob("*.py"), *(folder.glob("*.py") for folder in folders)
+    places = (folder.glob("*.py") for folder in folders)
     why = "".join(path.read_text() for path in chain(*places))
     kinds: dict[str, Iterable[str]] = {
         "python": _python(),

@@ -1,4 +1,4 @@
-"""What all pages share. They only show rows: nobody edits a field in them."""
+"""What all pages share. They only show rows: no field can be edited."""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, wraps
@@ -113,7 +113,7 @@ class UncountedChangeList(ChangeList):
         for name in (name.lstrip("-") for name in names):
             # The database compares its own value: SQLite keeps times as texts, with more or fewer digits.
             at = Subquery(self.model._default_manager.filter(pk=key).values(name))
-            # The index serves the first condition; the others decide among rows of the same moment.
+            # The index serves the first condition. The second decides among rows of the same moment.
             beyond = Q((f"{name}__{than}e", at)) & (Q((f"{name}__{than}", at)) | beyond)
         return beyond
 
@@ -143,7 +143,7 @@ def numbered(choices: Iterable[Any], names: Iterable[str], numbers: dict[str, st
 def page(route: str, name: str, permission: str = "", posts: bool = True) -> Callable[[Any], Any]:
     """Make a method a page beside Django's own, or what a button ``posts`` to.
 
-    It is for who may view the model and has the permission of this app, if one is named.
+    A user needs the permission to view the model, and the permission of this app that is named, if one is.
     """
 
     def mark(view: Any) -> Any:
@@ -154,12 +154,12 @@ def page(route: str, name: str, permission: str = "", posts: bool = True) -> Cal
 
 
 class ReadOnlyAdmin(admin.ModelAdmin):
-    """Who may view the model sees its rows. Nobody may change them, so Django shows all fields as text."""
+    """Shows rows to users who may view them. They cannot be changed, so Django shows all fields as text."""
 
-    #: What a URL may filter by, beside the parameters of filters that name their own. By Django's own rule a URL could
-    #: find out any value of any row that others lead to, letter by letter, also a redacted one.
+    #: What a URL may filter by, beside the parameters of filters that name their own. Django's own rule allows look-ups
+    #: across relations, which find out any value letter by letter, a redacted one too.
     lookups: frozenset[str] = frozenset()
-    #: Orders of the list by the value of ``?o=``: a label, and columns that an index has. The first is the default.
+    #: Orders of the list, by the value of ``?o=``: a label, and columns that an index has. The first is the default.
     sorts: ClassVar[dict[str, tuple[Any, tuple[str, ...]]]] = {"": ("", ("-pk",))}
     #: The columns that the list reads; all if it is empty.
     list_only: tuple[str, ...] = ()
@@ -188,7 +188,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):
     has_change_permission = has_delete_permission = has_add_permission
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """By no other permission: Django shows a row also to who may change it, and here that means a button."""
+        """By the permission to view alone. For Django the one to change is enough, but here that is for a button."""
         return may(request, get_permission_codename("view", self.opts))
 
     def delete_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
@@ -207,7 +207,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):
         return super().changelist_view(request, {"labels": labels, **(extra_context or {})})
 
     def look_at(self, rows: Iterable[Any]) -> None:
-        """Add to each row, as attributes, what its columns do not say; take out of it what nobody may see."""
+        """Add to each row, as attributes, what its columns do not say; take out of it what is redacted."""
         veil(rows)
 
     def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[QuerySet[Any], bool]:

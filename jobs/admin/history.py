@@ -54,7 +54,7 @@ def of(job: Job) -> dict[str, Any]:
 
 
 def errors_of(job: Job) -> list[Any]:
-    """What was kept of its failed attempts: dicts, unless somebody else wrote the row."""
+    """What was kept of its failed attempts: dicts, unless another program wrote the row."""
     return job.errors if isinstance(job.errors, list) else [job.errors]
 
 

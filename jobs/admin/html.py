@@ -8,6 +8,7 @@ from typing import Any
 
 from django.contrib import admin
 from django.db.models import Model
+from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
 from django.utils import timezone
 from django.utils.html import format_html
@@ -17,6 +18,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from jobs import extensions
+from jobs.inspection import public
 from jobs.inspection.times import duration
 from jobs.lifecycle.redaction import Shown
 from jobs.models import Job, State, label_of
@@ -93,6 +95,15 @@ def _brief(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
+def parts(page: str, request: HttpRequest, about: Any) -> dict[str, str]:
+    """What extensions have for a page, by the place where it stands."""
+    found: dict[str, str] = {}
+    for part in extensions.through("parts"):
+        for place, shown in part(page, request, about).items():
+            found[place] = format_html("{}{}", found.get(place, ""), shown)
+    return found
+
+
 def url_of(page: str, *args: Any, **query: Any) -> str:
     """The URL of a page such as ``job_change``, whatever label the project gave the app."""
     url = reverse(f"admin:{label_of(page)}_{page}", args=args)
@@ -123,12 +134,11 @@ def link_to(row: Model, key: uuid.UUID | None) -> str:
         return NOTHING
     if key == row.pk:
         return gettext("this job")
-    other = Job.objects.using(row._state.db).filter(pk=key).only("id", "task", "state").first()
-    if other is not None:
-        return format_html("{} ({})", link(f"{other.task} {key}", "job_change", key), State(other.state).label)
-    for link_of in extensions.through("link"):
-        if found := link_of(str(row._state.db), key):
-            return str(found)
+    job = Job.objects.using(row._state.db).filter(pk=key).only("id", "task", "state").first()
+    if job is not None:
+        return format_html("{} ({})", link(f"{job.task} {key}", "job_change", key), State(job.state).label)
+    if (other := public.other(key, "page")) is not None and other.row._state.db == row._state.db:
+        return link(*other.page)
     return gettext("%(id)s (not a job here, or deleted)") % {"id": key}
 
 

@@ -15,26 +15,26 @@ from jobs.models import Marker
 from jobs.models.values import parse_uuid
 
 EXPLAINED = _(
-    "As long as this marker is there, nobody does this work again: other jobs of the key replay the "
-    "result. If it is deleted, the next one that asks does the work."
+    "As long as this marker is there, this work is not done again: other jobs of the key replay the "
+    "result. If it is deleted, the next job of the key does the work."
 )
 
 
 def by_key(rows: QuerySet[Any], text: str) -> QuerySet[Any]:
-    """Keys are made of arguments: who may not see them may not find them out, not by a guess either."""
+    """Keys are made of arguments: where those are redacted, a search may not find them out by guesses."""
     return rows.none() if conf().REDACT else rows.filter(key__startswith=text)
 
 
 @admin.register(Marker)
 class MarkerAdmin(ReadOnlyAdmin):
-    """Who may delete a marker makes the work be done again, if anybody asks for it."""
+    """A deleted marker makes the next job of its key do the work again: it takes the permission to delete."""
 
     list_display = ("key", "kind", "job_link", "created", "expires")
     list_filter = ("kind",)
     lookups = frozenset({"kind__exact"})
     search_fields = ("key", "job")
     search_help_text = _(
-        "A marker says that work was done, so that nobody does it again. Search: the beginning of a key, or the ID of "
+        "A marker says that work was done, so that it is not done again. Search: the beginning of a key, or the ID of "
         "a job."
     )
     actions = ()

@@ -13,25 +13,24 @@ from django.db.models import Q, QuerySet
 from django.db.models.fields.json import KeyTextTransform
 from django.http import Http404, HttpRequest
 from django.utils import timezone
-from django.utils.html import escape, format_html
-from django.utils.safestring import mark_safe
+from django.utils.html import format_html
 from django.utils.text import Truncator
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from jobs import extensions
 from jobs.admin import history, html
 from jobs.admin.base import UncountedChangeList, may
 from jobs.admin.html import NOTHING, column
 from jobs.admin.operate import OperableAdmin
 from jobs.calling.options import says_how_to_retry
 from jobs.conf import celery_app, conf
-from jobs.inspection import public, why
+from jobs.inspection import public
 from jobs.inspection.times import duration
+from jobs.inspection.view import View, look_up
 from jobs.lifecycle.redaction import Shown
 from jobs.models import WAITING, Job, State
 from jobs.models.fields import created_since
-from jobs.models.values import parse_uuid, scrub
+from jobs.models.values import scrub
 from jobs.operations import selection
 from jobs.operations.actions import OPERATIONS
 from jobs.operations.selection import DIGITS, FIELDS, Selection, newest
@@ -192,17 +191,20 @@ class JobAdmin(OperableAdmin):
         if ID.fullmatch(digits):
             first, last = [uuid.UUID(digits.ljust(32, digit)) for digit in "0f"]
             return rows.filter(pk=first) if first == last else rows.filter(pk__range=(first, last))
-        if tasks := selection.tasks_like(term):
+        names = self.known_tasks()
+        if tasks := [name for name in names if name.startswith(term) or name.rpartition(".")[2] == term]:
             return rows.filter(task__in=tasks)
         words = Q(task__icontains=term) | Q(error_type__icontains=term)
         if conf().REDACT is None:
-            # Who may not see an argument may not find it out by a search either, nor by what an error says of it.
+            # A redacted argument must not be found out by a search either, nor by what an error says of it.
             words |= Q(error_message__icontains=term) | selection.said(term)
         return newest(rows).filter(words)
 
+    def known_tasks(self) -> set[str]:
+        return set(getattr(celery_app(), "tasks", ()))
+
     def about(self, request: HttpRequest, row: Job) -> dict[str, Any]:
-        view, reasons = why.explain(row.pk)
-        if view is None:
+        if (view := look_up(row.pk)) is None:
             # Race: the job was deleted a moment ago.
             raise Http404
         _, held = view.lock or ("", None)
@@ -212,9 +214,6 @@ class JobAdmin(OperableAdmin):
             "state_badge": _badge(row),
             "facts": self._facts(view),
             "resuming": {"verb": "resume", "queue": row.queue},
-            "reasons": [
-                (each, _in_words(each.cure)) for each in reasons if not each.permission or may(request, each.permission)
-            ],
             "pause": view.pause if row.state in WAITING and may(request, "pause_queue") else None,
             "operations": [
                 each for each in OPERATIONS.values() if row.state in each.states and may(request, each.permission)
@@ -224,12 +223,12 @@ class JobAdmin(OperableAdmin):
             "keys": [*filter(None, dict.fromkeys((row.unique_key, row.marker_key)))] if conf().REDACT is None else [],
             "family": _tree(row, *view.family),
             "markers": view.markers if may(request, "view_marker") else [],
-            "parts": [part(request, view) for part in extensions.through("job_page")],
+            "parts": html.parts("job", request, view),
             "fields": FIELDS,
             "lock_left": duration(held.left) if held is not None and held.left is not None else "",
         }
 
-    def _facts(self, view: why.View) -> Iterator[str]:
+    def _facts(self, view: View) -> Iterator[str]:
         """What the head of the page says beside the state."""
         job = view.job
         most = view.task.max_retries if view.task is not None and says_how_to_retry(view.task) else None
@@ -248,23 +247,6 @@ class JobAdmin(OperableAdmin):
             known = gettext("%(id)s (no longer known)") % {"id": job.node_id}
             yield format_html("{} {}", gettext("worker"), html.link(node, "node_change", node.pk) if node else known)
         yield format_html("{} {}", gettext("queue"), html.link(job.queue, "job_changelist", queue=job.queue))
-
-
-#: The commands for which a page has a button or a link.
-COMMAND = re.compile(r"manage\.py jobs (run|retry|cancel|kill|resume|schedule --resume|why) ([^\s,;)]+)")
-
-
-def _in_words(cure: str) -> str:
-    """A cure with the name of a button, or a link, in place of a command."""
-
-    def word(found: re.Match[str]) -> str:
-        verb, of = found.groups()
-        if verb == "why" and (key := parse_uuid(of)) is not None:
-            return html.link(gettext("Show the job"), "job_change", key)
-        label = OPERATIONS[verb].label if verb in OPERATIONS else gettext("Resume")
-        return format_html("<strong>{}</strong>", label)
-
-    return mark_safe(COMMAND.sub(word, escape(cure)))
 
 
 def _tree(own: Job, job: Job, called: dict[Any, list[Job]]) -> list[Any]:

@@ -32,7 +32,7 @@ following: ContextVar[str | None] = ContextVar("jobs.following", default=None)
 #: What makes a call a part of something greater.
 _IN_CANVAS = frozenset({"link", "link_error", "chain", "chord", "group_id"})
 
-#: Told of each job when it was inserted, also if its transaction does not commit (``jobs.testing``).
+#: Called with each job that was inserted, whether or not its transaction commits later.
 watchers: list[Callable[[Job], None]] = []
 
 

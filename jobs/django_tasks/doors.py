@@ -1,4 +1,4 @@
-"""What of Django's tasks takes part in the core."""
+"""The part of Django's tasks in the core."""
 
 from __future__ import annotations
 

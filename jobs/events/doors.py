@@ -1,4 +1,4 @@
-"""What of the events takes part in the core."""
+"""The part of the events in the core."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Events(Extension):
 
         prune.prune(using, budget)
 
-    def idle(self, app: Any, using: str) -> bool:
+    def idle(self, app: Any, using: str, clock: Any) -> bool:
         from jobs.events import order, relay
 
         return relay.hand_on_here(app, using) or bool(order.release_stuck(using))

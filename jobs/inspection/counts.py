@@ -21,12 +21,12 @@ UNKNOWN = "NotRegistered"
 
 
 def late_after() -> float:
-    """Seconds that a job may wait for a free worker, or a due one for the maintenance, before somebody should look."""
+    """Seconds after which a ready job that no worker took, or a due one that is not ready, is late."""
     return max(10.0, 5 * conf().POLL_INTERVAL)
 
 
 def at_least(count: int, capped: bool) -> str:
-    """A count, for people; with a plus sign if nobody counted further."""
+    """A count, for people; with a plus sign if it stopped there."""
     return f"{count}+" if capped and count else str(count)
 
 
@@ -46,7 +46,7 @@ def workers(nodes: QuerySet[Node] | None = None) -> list[Any]:
     """The nodes, oldest first, as :func:`look_at` gives them, and with the time since their start as ``age``.
 
     Parameters:
-        nodes: by default those that nobody declared dead, the silent ones among them.
+        nodes: by default those that are not declared dead, the silent ones among them.
     """
     if nodes is None:
         nodes = Node.objects.using(databases.home()).filter(dead_at=None).defer("tasks")

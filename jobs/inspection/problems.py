@@ -1,4 +1,4 @@
-"""What a problem is: extensions name the kinds that they find (``Extension.kinds``, ``Extension.problems``)."""
+"""What a problem is. Extensions name the kinds that they find (``Extension.kinds``, ``Extension.problems``)."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Kind:
     #: What a problem is about gives the page that shows it, and the button that mends it.
     place: Callable[[Any], Link] | None = None
     button: Callable[[Any], Link] | None = None
-    #: False: somebody wanted it so, or there is much to do, or the project's code is at fault.
+    #: False: it is wanted (a pause), or there is much to do, or the project's code is at fault.
     is_fault: bool = True
-    #: It is listed before this kind; empty: behind all of them.
+    #: The kind before which it is listed; empty: it comes last.
     before: str = ""
     #: Who may read it in the admin, beside those who may read jobs: a permission.
     permission: str = ""
@@ -54,7 +54,7 @@ class Problem:
         text: what there is.
         meaning: what it means, and what to do.
         command: what to type, where a page has a button.
-        since: seconds; None: nobody knows.
+        since: seconds; None: unknown.
         about: of what it is, for links: a queue, a task, a schedule, the key of a job.
         number: how many the sentence counts.
         severity: if it is not that of its kind.

@@ -154,7 +154,7 @@ def delete_old(keys: Sequence[uuid.UUID], using: str) -> int:
 
 
 def delete(keys: Sequence[uuid.UUID], using: str) -> int:
-    """Delete the jobs, if they have ended: else a replay was faster. Ask :func:`needed_for` before."""
+    """Delete those of the jobs that have ended (else a replay was faster), and that no extension keeps."""
     with transaction.atomic(using=using):
         over = Job.objects.using(using).filter(pk__in=keys, state__in=ENDED)
         for keep, _ in extensions.through("needed"):

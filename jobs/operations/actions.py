@@ -18,7 +18,7 @@ from jobs import extensions
 from jobs.lifecycle import transitions, unique
 from jobs.lifecycle.transitions import UniqueBusy, UniqueTaken
 from jobs.models import WAITING, Job, State
-from jobs.operations import kill, note, signed
+from jobs.operations import note, signed
 from jobs.store import databases
 
 
@@ -29,7 +29,7 @@ class Outcome(NamedTuple):
 
     @property
     def says(self) -> str:
-        """The text, in the language that is active when somebody asks."""
+        """The text, in the language that is active when it is read."""
         return str(self.text) % self.values
 
 
@@ -47,19 +47,19 @@ class Operation:
     label: Any  #: For a button.
     permission = "change_job"  #: Who may do it: the codename, in this app.
     participle: Any = ""  #: For "128 retried".
-    states: tuple[State, ...] = WAITING  #: Out of which it is possible.
-    meant: tuple[State, ...] = states  #: Those of them that are meant if nobody names a state.
-    otherwise: Any  #: To say of a job in another state.
-    instead: ClassVar[dict[str, Any]] = {}  #: By state: to say instead of ``otherwise``.
-    said: ClassVar[dict[str, tuple[Any, Any]]] = {}  #: By state: to say that it is done, and that it would be.
-    asks: Any = None  #: What it needs to be told, for a form; None: nothing. It comes by :meth:`told`.
-    example = ""  #: Of the same, for the command line.
+    states: tuple[State, ...] = WAITING  #: The states of a job that allow it.
+    meant: tuple[State, ...] = states  #: Those of them that are meant if no state is named.
+    otherwise: Any  #: What is said of a job in another state.
+    instead: ClassVar[dict[str, Any]] = {}  #: By state: what is said instead of ``otherwise``.
+    said: ClassVar[dict[str, tuple[Any, Any]]] = {}  #: By state: what is said when it is done, and when it would be.
+    asks: Any = None  #: The question for its value in a form; None: it needs none. The value comes by :meth:`told`.
+    example = ""  #: An example of the value, for the command line.
     warns: Any = ""  #: What to know before, for a form.
     deletes = False  #: Whether the job is gone then.
     value = who = why = ""  #: What it was told, by whom, and why.
 
     def told(self, value: str, who: str = "", why: str = "") -> Operation:
-        """The operation with what it needs to know. ``ValueError``: that cannot be; says what can."""
+        """The operation with its value. ``ValueError``: it cannot have that one; says which it can."""
         told = copy(self)
         told.value, told.participle = self.read(value.strip())
         told.who, told.why = who, why
@@ -72,10 +72,10 @@ class Operation:
     def attempt(
         self, key: uuid.UUID, dry_run: bool = False, also: Callable[[Outcome], Any] = lambda outcome: None
     ) -> Outcome:
-        """Do it to the job, in whatever database it is; what is ``also`` to be done is part of its transaction."""
+        """Do it to the job, in the database that has it. ``also`` is called in the same transaction."""
         for found in databases.each(Job.objects.filter(pk=key).values_list("state", flat=True)):
             alias, tried = found.db, set[str]()
-            # Race: somebody else may be faster. Then the row is read again, and each state is tried once.
+            # Race: another process may be faster. Then the row is read again, and each state is tried once.
             while (state := found.first()) is not None:
                 values = {"participle": self.participle, "state": dict(State.choices).get(state, state)}
                 if state not in self.states or state in tried:
@@ -170,36 +170,6 @@ class Cancel(Operation):
         return end(key, using, why=self.by_hand("cancelled"))
 
 
-class Kill(Operation):
-    """Kill running jobs, on whatever worker they are.
-
-    Each ends cancelled at once and does not come back. The process that runs it is killed, and on PostgreSQL its
-    transaction is ended. What it did in its transaction is rolled back; what a body with atomic=False has committed
-    stays. A thread (-P threads, -P solo) cannot be killed: there the body goes on to its end, and is rolled back then.
-    """
-
-    name = "kill"
-    label = _("Kill")
-    permission = "kill_job"
-    participle = _("killed")
-    states = meant = (State.RUNNING,)
-    otherwise = _("is %(state)s: it does not run")
-    warns = _(
-        "It ends at once, with its process, and does not come back. What it did in its transaction is rolled back; "
-        "what a body with atomic=False has committed stays. In a pool of threads the body goes on to its end, and is "
-        "rolled back then."
-    )
-
-    def prepare(self, key: uuid.UUID, using: str) -> None:
-        kill.order(key, using, self.by_hand("killed"))
-
-    def change(self, key: uuid.UUID, using: str, state: str) -> bool:
-        try:
-            return kill.kill(key, using, self.by_hand("killed"))
-        except kill.Held as exc:
-            raise Refused(str(exc)) from None
-
-
 class RunNow(Operation):
     """Let jobs run now that wait for their time.
 
@@ -219,7 +189,7 @@ class RunNow(Operation):
         return transitions.run_now(key, using)
 
 
-EACH = (Retry(), RunNow(), Cancel(), Kill())
+EACH = (Retry(), RunNow(), Cancel())
 #: By their names. Those of extensions (their ``actions.py``) come behind.
 OPERATIONS: dict[str, Operation] = {each.name: each for each in EACH}
 

@@ -24,16 +24,16 @@ from jobs.models import CLAIMABLE, HELD, Job, State
 from jobs.models.values import parse_uuid
 from jobs.store import databases
 
-#: How many digits of an id lists show: the first of a worker's, the last of a job's, whose first ones are the time.
+#: How many digits of an id lists show: a worker's first ones, and a job's last ones (its first ones are the time).
 DIGITS = 8
-NAMED = 5  #: Of several that are meant so many are named.
-SEARCHED = 10_000  #: Jobs, the newest of those that fit otherwise, that are searched for what no index has.
+NAMED = 5  #: How many are named where a text means several.
+SEARCHED = 10_000  #: How many jobs, the newest, are searched for what no index has.
 
 M = TypeVar("M", bound=Model)
 
 
 class Unreadable(ValueError):
-    """A text for a field of :class:`Selection` that cannot be; ``why``, in the reader's language."""
+    """A text that means nothing to a field of :class:`Selection`; ``why``, in the reader's language."""
 
     def __init__(self, field: str, why: str) -> None:
         super().__init__(f"{field}: {why}")
@@ -72,15 +72,8 @@ def identify(text: str) -> uuid.UUID:
     return next(iter(found))
 
 
-def tasks_like(text: str) -> list[str]:
-    """The names of tasks, known here or counted once, that begin with the text, or whose function is called so."""
-    known = {name for had in extensions.through("known") for name in had("task")}
-    known |= set(getattr(celery_app(), "tasks", ()))
-    return sorted(name for name in known if name.startswith(text) or name.rpartition(".")[2] == text)
-
-
 def one_task(text: str) -> str:
-    """The same, of one task. ``Unreadable`` if it is a pattern."""
+    """The name of a task, as :func:`full_name` finds it. ``Unreadable`` if the text is a pattern."""
     if "*" in text:
         raise Unreadable("task", gettext("%(name)r are several tasks: name one of them") % {"name": text})
     return full_name(text)
@@ -149,7 +142,7 @@ def read_id(text: str) -> uuid.UUID:
 
 
 class Field(NamedTuple):
-    """What one can be asked for in words: its name and an example in a form, its help on the command line."""
+    """A field by which jobs are selected: its name and an example in a form, its help on the command line."""
 
     label: Any
     example: str
@@ -158,7 +151,7 @@ class Field(NamedTuple):
     fits: str | Callable[[QuerySet[Job], Any], QuerySet[Job]]
     #: The value that a text means; ``ValueError``: it means none.
     read: Callable[[str], Any] = read_text
-    #: It tells of arguments: where those are redacted, a form does not ask for it.
+    #: It tells of arguments: a form does not ask for it where those are redacted.
     is_secret: bool = False
 
 
@@ -167,7 +160,7 @@ def _of_task(rows: QuerySet[Job], name: str) -> QuerySet[Job]:
     return rows.filter(task__startswith=first) if star else rows.filter(task=name)
 
 
-#: By what people select jobs.
+#: The fields by which people select jobs.
 FIELDS = {
     "task": Field(
         _("Task"), "shop.tasks.*", "all jobs of a task, by its name or its end; TASK*: all that begin so", _of_task
@@ -186,7 +179,7 @@ class Selection:
 
     @classmethod
     def of(cls, given: Mapping[str, str | None], states: Sequence[str] = ()) -> Self:
-        """A selection out of what people wrote; empty texts count for nothing. ``Unreadable``: a text cannot be."""
+        """The selection that a person wrote; empty texts are left out. ``Unreadable``: one of them means nothing."""
         values: dict[str, Any] = {}
         for name, its in FIELDS.items():
             if text := (given.get(name) or "").strip():

@@ -14,7 +14,7 @@ from jobs.models import Instance
 
 
 class NotAdopted(Exception):
-    """The database is a copy of another one, and nobody has said yet that its jobs should run."""
+    """The database is a copy of another one, and its jobs were not activated yet."""
 
 
 def mark_of(alias: str) -> str:
@@ -34,7 +34,7 @@ def mark_of(alias: str) -> str:
 
 
 def check_all() -> None:
-    """Compare the mark of each job database with the database, or raise ``NotAdopted``; mark it if nobody did yet.
+    """Compare the mark of each job database with the database, or raise ``NotAdopted``; mark it if it has no mark.
 
     Race: of several workers that start on a fresh database, one inserts the mark and the others read it.
     """

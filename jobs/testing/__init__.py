@@ -7,21 +7,16 @@ from importlib import import_module
 from typing import Any
 
 from jobs import extensions
-from jobs.testing.inline import Runs, assert_enqueued, assert_not_enqueued, capture_jobs, run_jobs
 
-_OF_EXTENSIONS = extensions.public(__name__)
+#: Each name, and its module: a worker imports none of them.
+_NAMES = dict.fromkeys(
+    ["Runs", "assert_enqueued", "assert_not_enqueued", "capture_jobs", "run_jobs"], f"{__name__}.inline"
+) | extensions.public(__name__)
 
-__all__ = [
-    "Runs",
-    "assert_enqueued",
-    "assert_not_enqueued",
-    "capture_jobs",
-    "run_jobs",
-    *_OF_EXTENSIONS,
-]
+__all__ = [*_NAMES]
 
 
 def __getattr__(name: str) -> Any:
-    if module := _OF_EXTENSIONS.get(name):
+    if module := _NAMES.get(name):
         return getattr(import_module(module), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

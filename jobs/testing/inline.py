@@ -25,7 +25,7 @@ from django.db.transaction import TransactionManagementError
 from django.test.testcases import DatabaseOperationForbidden  # type: ignore[attr-defined]
 from django.utils import timezone
 
-from jobs import doors, extensions
+from jobs import extensions
 from jobs.backend import exception_of
 from jobs.calling import outbox
 from jobs.conf import OWN_TASKS, conf, import_tasks, is_ours
@@ -39,7 +39,7 @@ from jobs.models.values import decoded, normalize
 from jobs.store import databases
 from jobs.worker.runner import Runner
 
-#: After so many runs without a ``limit`` we say that it never ends.
+#: So many runs without a ``limit`` are taken for endless.
 ENDLESS = 1000
 
 #: So many seconds may lie between a job's ``run_at`` and the asserted one.
@@ -95,10 +95,8 @@ def run_jobs(
                 "would see it; call run_jobs() after the block"
             )
     ran, count = Runs(), 0
-    with _process(aliases) as process:
-        if until is not None and schedules:
-            process.let_pass(schedules)
-        while (limit is None or count < limit) and (run := process.run_next(until)) is not None:
+    with _process(aliases, Clock(until, schedules)) as process:
+        while (limit is None or count < limit) and (run := process.run_next()) is not None:
             job, exc = run
             count += 1
             if job.task not in OWN_TASKS:
@@ -111,11 +109,30 @@ def run_jobs(
     return ran
 
 
+class Clock:
+    """The time in ``run_jobs()``: no clock moves, it goes from one moment at which jobs come due to the next."""
+
+    def __init__(self, until: datetime.datetime | None, schedules: Collection[str] | bool) -> None:
+        #: It passes up to this moment; None: it does not pass. And which schedules make jobs as it does.
+        self.until, self.schedules = until, schedules
+        #: The time at which the jobs run; None until it is moved.
+        self.at: datetime.datetime | None = None
+        #: The next moment at which something comes due that is no job yet.
+        self.next: datetime.datetime | None = None
+
+    def reaches(self, moment: datetime.datetime) -> bool:
+        """Whether it is that late. If not, time passes no further before that moment."""
+        if self.at is not None and moment <= self.at:
+            return True
+        self.next = moment if self.next is None else min(self.next, moment)
+        return False
+
+
 @contextmanager
-def _process(aliases: Sequence[str]) -> Iterator[_Process]:
+def _process(aliases: Sequence[str], clock: Clock) -> Iterator[_Process]:
     """Make this process a worker for the length of a block. No trace of it stays."""
     node, worker_state.node = worker_state.node, uuid.uuid4()
-    process = _Process(aliases)
+    process = _Process(aliases, clock)
     try:
         for alias in aliases:
             Node.objects.using(alias).create(pk=worker_state.node, hostname="tests", pid=os.getpid())
@@ -130,25 +147,17 @@ def _process(aliases: Sequence[str]) -> Iterator[_Process]:
 
 
 class _Process:
-    def __init__(self, aliases: Sequence[str]) -> None:
-        self.aliases = aliases
+    def __init__(self, aliases: Sequence[str], clock: Clock) -> None:
+        self.aliases, self.clock = aliases, clock
         self.app: Any = current_app._get_current_object()
         self.runner = Runner(self.app, "tests")
-        #: The time at which the jobs run; None until it is moved.
-        self.at: datetime.datetime | None = None
-        #: What comes due as time passes, and is no job yet.
-        self.passing: list[doors.Passing] = []
+        if clock.until is not None and clock.schedules:
+            import_tasks(self.app)
 
-    def let_pass(self, only: Collection[str] | bool) -> None:
-        """From now on what the extensions have comes due as well."""
-        import_tasks(self.app)
-        found = (begin(self.app, self.aliases, only) for begin in extensions.through("passing"))
-        self.passing = [each for each in found if each is not None]
-
-    def run_next(self, until: datetime.datetime | None) -> tuple[Job, BaseException | None] | None:
+    def run_next(self) -> tuple[Job, BaseException | None] | None:
         """Run one job; return it, and the exception if it failed. None: nothing is due."""
         while (job := self._claim()) is None:
-            if until is None or not self._move_time(until):
+            if not self._move_time():
                 return None
         using = str(job._state.db)
         known = {**self._times(), (using, job.pk): (None, job.expires_at)}
@@ -161,32 +170,33 @@ class _Process:
             raise raised or exc from None
         return job, self._failure(job, raised) if job.state == State.FAILED else None
 
-    def _move_time(self, until: datetime.datetime) -> bool:
+    def _move_time(self) -> bool:
         """Let time pass up to the next moment at which something is due. False: there is none before ``until``."""
-        moments: list[datetime.datetime] = []
+        clock = self.clock
+        if (until := clock.until) is None:
+            return False
+        moments = [] if clock.next is None else [clock.next]
         for alias in self.aliases:
             scheduled = Job.objects.using(alias).filter(_OF_OPEN_QUEUES, state=State.SCHEDULED, run_at__lte=until)
             moments += scheduled.order_by("run_at").values_list("run_at", flat=True)[:1]
-        moments += filter(None, (each.next(until) for each in self.passing))
         if not moments:
             return False
         moment = min(moments)
-        self.at = max(moment, self.at or moment)
-        known = self._times()
-        for each in self.passing:
-            each.make(self.at)
-        self._put_off(known)
+        clock.at = max(moment, clock.at or moment)
         return True
 
     def _claim(self) -> Job | None:
+        at, self.clock.next = self.clock.at, None
         for alias in self.aliases:
-            transitions.expire(alias, conf().BATCH, self.at)
+            transitions.expire(alias, conf().BATCH, at)
             transitions.sweep_cancellations(alias, conf().BATCH)
-            transitions.make_due(alias, conf().BATCH, at=self.at)
+            transitions.make_due(alias, conf().BATCH, at=at)
             ready = Job.objects.using(alias).filter(_OF_OPEN_QUEUES, state=State.READY)
             first = ready.order_by(*ORDER).only("task", "queue").first()
             if first is None:
-                if any(idle(self.app, alias) for idle in extensions.through("idle")):
+                known = self._times()
+                if any(idle(self.app, alias, self.clock) for idle in extensions.through("idle")):
+                    self._put_off(known)
                     return self._claim()
                 continue
             if first.task not in self.app.tasks:
@@ -200,7 +210,7 @@ class _Process:
 
     def _times(self) -> dict[tuple[str, uuid.UUID], tuple[Any, Any]]:
         """When each waiting job begins and expires. It is needed only once time has been moved."""
-        if self.at is None:
+        if self.clock.at is None:
             return {}
         found = {}
         for alias in self.aliases:
@@ -211,7 +221,8 @@ class _Process:
 
     def _put_off(self, known: Mapping[tuple[str, uuid.UUID], tuple[Any, Any]]) -> None:
         """Move what the body put off: the delay begins at the time at which the body ran, and not now."""
-        ahead = self.at - timezone.now() if self.at else datetime.timedelta()
+        at = self.clock.at
+        ahead = at - timezone.now() if at else datetime.timedelta()
         if ahead <= datetime.timedelta():
             return
         for (alias, pk), times in self._times().items():

@@ -34,9 +34,9 @@ from jobs.contrib.limits.limits import set_by_hand
 from jobs.contrib.operator import problems, status
 from jobs.contrib.operator.statistics import MINUTE
 from jobs.contrib.schedules import rows as schedules
+from jobs.contrib.verify.verify import verify
 from jobs.errors import UniqueTaken
 from jobs.events.models import Event, Subscription
-from jobs.inspection.verify import verify
 from jobs.lifecycle import queues, transitions
 from jobs.models import Action, Cancellation, Effect, Instance, Job, Marker, Node, Schedule
 from jobs.operations.actions import OPERATIONS

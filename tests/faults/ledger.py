@@ -16,7 +16,7 @@ from django.db import Error, connection, transaction
 from django.db.models import Count, Max
 
 from jobs.conf import conf
-from jobs.inspection.verify import verify
+from jobs.contrib.verify.verify import verify
 from jobs.models import ENDED, Job
 from tests import tasks
 from tests.helpers.servers import wait_for

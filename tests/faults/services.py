@@ -14,8 +14,8 @@ from django.db import transaction
 from django.db.models import Sum
 from django.test.utils import override_settings
 
+from jobs.contrib.verify.verify import verify
 from jobs.events.models import UNRELAYED, UNSENT, Event, Subscription
-from jobs.inspection.verify import verify
 from jobs.models import LIVE, Job
 from shop.events import order_paid
 from shop.loyalty.models import Account, Award

@@ -15,7 +15,7 @@ import pytest
 from django.db import connection
 
 from jobs.conf import conf
-from jobs.inspection.verify import verify
+from jobs.contrib.verify.verify import verify
 from jobs.lifecycle import wakeups
 from jobs.models import Job
 from tests import tasks

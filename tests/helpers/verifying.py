@@ -10,7 +10,7 @@ from django.db import connection
 from django.db.models import CheckConstraint
 from django.utils import timezone
 
-from jobs.inspection.verify import RULES, Finding, Report, verify
+from jobs.contrib.verify.verify import RULES, Finding, Report, verify
 from jobs.models import Job, Node
 from tests.helpers.rows import let_heartbeat, make_node
 

@@ -1,4 +1,4 @@
-"""What of the batches takes part in the core."""
+"""The part of the batches in the core."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Batches(Extension):
 
             databases.everywhere(batch.close_ended, found)
 
-    def idle(self, app: Any, using: str) -> bool:
+    def idle(self, app: Any, using: str, clock: Any) -> bool:
         from jobs.contrib.batches import batch
 
         return batch.close_ended(using) > 0
@@ -72,11 +72,12 @@ class Batches(Extension):
 
         batch.prune(using)
 
-    def disown(self, using: str, is_dry: bool) -> None:
+    def disown(self, using: str, is_dry: bool) -> dict[str, int]:
         from jobs.contrib.batches import batch
 
         if not is_dry:
             batch.disown(using)
+        return {}
 
     def selects(self) -> dict[str, Any]:
         from jobs.operations.selection import Field, read_id

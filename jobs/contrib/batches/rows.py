@@ -16,7 +16,7 @@ from jobs.contrib.batches.batch import counts
 from jobs.contrib.batches.models import Batch
 from jobs.inspection.problems import Problem, ago
 from jobs.inspection.public import Other
-from jobs.inspection.why.view import Reason
+from jobs.inspection.view import Reason
 from jobs.models import ENDED, LIVE, UNSUCCESSFUL, Job, State
 from jobs.store import databases
 
@@ -27,7 +27,9 @@ NAMED = 20  #: At most so many of the oldest are looked at.
 
 def other(what: Any) -> Other | None:
     row = databases.first(Batch.objects.filter(pk=what)) if isinstance(what, uuid.UUID) else what
-    return Other(row, partial(shown, row), partial(reasons, row)) if isinstance(row, Batch) else None
+    if not isinstance(row, Batch):
+        return None
+    return Other(row, (str(row), "batch_change", row.pk), partial(shown, row), partial(reasons, row))
 
 
 def shown(batch: Batch) -> dict[str, Any]:

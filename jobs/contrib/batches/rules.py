@@ -4,7 +4,7 @@ from django.db.models import Count, Exists, OuterRef
 from django.utils.translation import gettext_lazy as _
 
 from jobs.contrib.batches.models import Batch
-from jobs.inspection.verify.rules import HISTORY, Rows, Rule, Search
+from jobs.contrib.verify.rules import HISTORY, Rows, Rule, Search
 from jobs.lifecycle.transitions import now_plus
 from jobs.models import LIVE
 

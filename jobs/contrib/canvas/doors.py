@@ -1,4 +1,4 @@
-"""What of the canvas takes part in the core."""
+"""The part of the canvas in the core."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from django.utils.translation import gettext_lazy as _
 from jobs.doors import Extension
 
 
-def _is_told_of(using: str) -> Any:
+def _is_untold(using: str) -> Any:
     from jobs.contrib.canvas import followups
 
-    return followups.is_told_of(using)
+    return followups.is_untold(using)
 
 
 class Canvas(Extension):
-    needed = (_is_told_of, _("those who wait for its end are not told of it yet; try in a moment"))
+    needed = (_is_untold, _("what waits for its end is not told of it yet; try in a moment"))
 
     @property
     def completing(self) -> Callable[[Any], Callable[[], None] | None]:

@@ -96,8 +96,8 @@ def announce(job: Job, is_called: bool = False) -> None:
     add_own("jobs.ended", [str(job.pk), job.lease], str(job._state.db), job.queue, job, is_called)
 
 
-def is_told_of(using: str) -> Exists:
-    """The condition of ended jobs of whose end errbacks and chords are still to be told."""
+def is_untold(using: str) -> Exists:
+    """The condition that errbacks and chords are still to be told of a job's end."""
     return Exists(Job.objects.using(using).filter(parent_id=OuterRef("pk"), task="jobs.ended", state__in=LIVE))
 
 

@@ -1,1 +1,1 @@
-"""It takes no part in the core, but for its command and its names in ``jobs.testing``."""
+"""It has no part in the core beside its command and its names in ``jobs.testing``."""

@@ -21,7 +21,7 @@ from jobs.admin.idempotency import by_key
 from jobs.contrib.effects import rows as rows_of
 from jobs.contrib.effects.models import Effect
 from jobs.contrib.effects.operations import clear_up
-from jobs.inspection.why import View
+from jobs.inspection.view import View
 from jobs.lifecycle.redaction import veil
 from jobs.models.values import jsonable, parse_uuid, parsed
 
@@ -158,13 +158,13 @@ class EffectAdmin(ReadOnlyAdmin):
             messages.warning(request, text % {"calls": ", ".join(refused)})
 
 
-def job_page(request: HttpRequest, view: View) -> tuple[str, str]:
+def job_page(request: HttpRequest, view: View) -> dict[str, str]:
     """The calls that a job made: those that wait for a person, with the form; and all."""
     if not may(request, "view_effect") or not (calls := rows_of.of_job(view)):
-        return "", ""
+        return {}
     settled = [row for row in calls if may_settle(request, row)]
     words = {"calls": [(row, status_badge(row)) for row in calls], "settled": settled, "opts": Effect._meta}
-    above, related = (
-        render_to_string(f"jobs/admin/effect/{name}.html", words, request) for name in ("above_job", "related")
-    )
-    return above, related
+    return {
+        place: render_to_string(f"jobs/admin/effect/{name}.html", words, request)
+        for place, name in (("above", "above_job"), ("related", "related"))
+    }

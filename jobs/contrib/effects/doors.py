@@ -1,9 +1,9 @@
-"""What of the external calls takes part in the core."""
+"""The part of the external calls in the core."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jobs.doors import Extension
@@ -19,15 +19,15 @@ class Effects(Extension):
         elif policy not in ("retry", "park"):
             raise ValueError(f"on_ambiguous={policy!r} must be 'retry', 'park' or a callable that asks the provider")
 
-    def causes(self, view: Any) -> Iterator[Any]:
+    def reasons(self, view: Any) -> Iterator[Any]:
         from jobs.contrib.effects import rows
 
-        return rows.causes(view)
+        return rows.reasons(view)
 
-    def job_page(self, request: Any, view: Any) -> tuple[str, str]:
+    def parts(self, page: str, request: Any, about: Any) -> Mapping[str, str]:
         from jobs.contrib.effects import admin
 
-        return admin.job_page(request, view)
+        return admin.job_page(request, about) if page == "job" else {}
 
     def metrics(self) -> Iterator[tuple[str, str, list[str], Any]]:
         from jobs.conf import conf

@@ -11,7 +11,7 @@ from django.utils.translation import gettext, ngettext
 from jobs.conf import conf
 from jobs.contrib.effects.models import Effect
 from jobs.errors import EffectParked
-from jobs.inspection.why.view import SHOWN, Reason, View
+from jobs.inspection.view import SHOWN, Reason, View
 from jobs.lifecycle.redaction import BLANK, Shown, veil
 from jobs.models import Job, State
 
@@ -53,10 +53,10 @@ def of_job(view: View) -> list[Effect]:
 # Why a job is where it is
 
 
-def causes(view: View) -> Iterator[Reason]:
+def reasons(view: View) -> Iterator[Reason]:
     found = _calling(view) if view.job.state == State.RUNNING else _parked(view)
     for reason in found:
-        reason.permission = "view_effect"
+        reason.permission, reason.is_cause = "view_effect", True
         yield reason
 
 

@@ -5,7 +5,7 @@ from django.utils.translation import gettext_lazy as _
 
 from jobs.contrib.effects.models import Effect
 from jobs.contrib.effects.rows import unsettled
-from jobs.inspection.verify.rules import Rows, Rule, Search
+from jobs.contrib.verify.rules import Rows, Rule, Search
 
 
 @Rule(

@@ -1,4 +1,4 @@
-"""What of the broker of events takes part in the core."""
+"""The part of the broker of events in the core."""
 
 from __future__ import annotations
 

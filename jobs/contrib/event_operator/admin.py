@@ -25,7 +25,7 @@ from jobs.events.services import BrokerError
 from jobs.events.store import names
 from jobs.inspection.counts import MOST, at_least
 from jobs.inspection.times import duration
-from jobs.inspection.why.view import View
+from jobs.inspection.view import View
 from jobs.models import Job, State
 from jobs.models.values import parse_uuid, parsed, scrub
 from jobs.operations.selection import DIGITS, SEARCHED, newest
@@ -224,20 +224,12 @@ def event_link(event: Event) -> str:
     return format_html("{} {}", html.link(label, "event_change", event.pk), status(event))
 
 
-def job_page(request: HttpRequest, view: View) -> tuple[str, str]:
+def job_page(request: HttpRequest, view: View) -> dict[str, str]:
     """What a job told of."""
     told = stages.told_by(view.using, [view.job.pk]) if may(request, "view_event") else []
     links = format_html_join("", "<li>{}</li>", ((event_link(each),) for each in told))
     shown = "<dt>{}</dt>\n  <dd><ul>{}</ul></dd>"
-    return "", format_html(shown, gettext("Events that it told of"), links) if told else ""
-
-
-def link(using: str, key: uuid.UUID) -> str:
-    event = Event.objects.using(using).filter(uuid=key).only("id", "uuid", "name").first()
-    if event is None:
-        return ""
-    label = gettext("the event %(name)s") % {"name": event.name}
-    return html.link(f"{label} {key}", "event_change", event.pk)
+    return {"related": format_html(shown, gettext("Events that it told of"), links)} if told else {}
 
 
 # Who handles what

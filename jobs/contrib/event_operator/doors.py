@@ -1,8 +1,8 @@
-"""What of the events people see."""
+"""The part of the events that people see."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from django.utils.translation import gettext_lazy as _
@@ -42,15 +42,15 @@ class EventOperator(Extension):
 
         return stages.metrics()
 
-    def job_page(self, request: Any, view: Any) -> tuple[str, str]:
+    def parts(self, page: str, request: Any, about: Any) -> Mapping[str, str]:
         from jobs.contrib.event_operator import admin
 
-        return admin.job_page(request, view)
+        return admin.job_page(request, about) if page == "job" else {}
 
-    def link(self, using: str, key: Any) -> str:
-        from jobs.contrib.event_operator import admin
+    def other(self, what: Any) -> Any:
+        from jobs.contrib.event_operator import stages
 
-        return admin.link(using, key)
+        return stages.other(what)
 
     def waits(self, view: Any) -> Iterator[Any]:
         from jobs.contrib.event_operator import stages

@@ -15,8 +15,9 @@ from jobs.events import store
 from jobs.events.models import PARKED, UNRELAYED, UNSENT, Event, Subscription
 from jobs.inspection.counts import MOST, at_least, late_after
 from jobs.inspection.problems import Problem
+from jobs.inspection.public import Other
 from jobs.inspection.times import duration
-from jobs.inspection.why.view import Reason, View
+from jobs.inspection.view import Reason, View
 from jobs.models import LIVE, Job, State
 from jobs.models.fields import time_of
 from jobs.store import databases
@@ -41,6 +42,15 @@ def stage(event: Event) -> str:
     if event.sent_at is not None:
         return "sent"
     return "relayed" if event.number is None else "unsent"
+
+
+def other(what: Any) -> Other | None:
+    """The event of an id, for what names it: a link."""
+    rows = Event.objects.filter(uuid=what).only("id", "uuid", "name") if isinstance(what, uuid.UUID) else None
+    if rows is None or (event := databases.first(rows)) is None:
+        return None
+    label = gettext("the event %(name)s") % {"name": event.name}
+    return Other(event, (f"{label} {what}", "event_change", event.pk))
 
 
 class Backlog(NamedTuple):

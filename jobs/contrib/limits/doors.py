@@ -1,4 +1,4 @@
-"""What of limits takes part in the core."""
+"""The part of limits in the core."""
 
 from __future__ import annotations
 
@@ -99,13 +99,3 @@ class Limits(Extension):
         from jobs.contrib.limits.usage import waits
 
         return waits(view)
-
-    def keeps(self, queue: str) -> bool:
-        from jobs.contrib.limits.usage import keeps_first
-
-        return keeps_first(queue)
-
-    def free(self, queue: str, rows: Any) -> Any:
-        from jobs.contrib.limits.usage import free
-
-        return free(queue, rows)

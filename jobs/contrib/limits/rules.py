@@ -4,9 +4,12 @@ from django.db.models import Count
 from django.utils.translation import gettext_lazy as _
 
 from jobs.contrib.limits.models import RateLimiter
+from jobs.contrib.limits.usage import free
+from jobs.contrib.verify.rules import NOT_HELD, Rows, Rule, Search
 from jobs.inspection.counts import MOST
-from jobs.inspection.verify.rules import Rows, Rule, Search
 from jobs.models import HELD
+
+NOT_HELD.append(free)
 
 
 @Rule("one-job-per-slot", _("no two running jobs have the same slot of a limit, so no limit is exceeded"))

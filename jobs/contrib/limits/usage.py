@@ -13,11 +13,10 @@ from jobs.contrib.limits import limits
 from jobs.contrib.limits.claims import next_at
 from jobs.contrib.limits.limits import Limits, name_of
 from jobs.contrib.limits.models import RateLimiter
-from jobs.inspection.counts import MOST, at_least, in_line
+from jobs.inspection.counts import MOST, at_least
 from jobs.inspection.problems import Problem
 from jobs.inspection.times import duration
-from jobs.inspection.why.view import Reason, View
-from jobs.inspection.why.waiting import ahead_of
+from jobs.inspection.view import Reason, View
 from jobs.models import CLAIMABLE, LINED, SEATED, Job, State
 from jobs.store import databases
 
@@ -55,13 +54,6 @@ def keeps(job: Job, known: Limits) -> dict[str, Any] | None:
         if state is not None and (seconds := _opens_in(state, limit, databases.epoch(using))):
             return {"kind": "rate", "of": name, "limit": limit.rate, "seconds": seconds}
     return None
-
-
-def keeps_first(queue: str) -> bool:
-    """Whether a limit keeps the first ready job of a queue."""
-    known = in_force()
-    rows = databases.each(in_line().filter(queue=queue)) if known.concern(queue) else ()
-    return any((job := each.first()) is not None and keeps(job, known) is not None for each in rows)
 
 
 def free(queue: str, rows: QuerySet[Job]) -> QuerySet[Job]:
@@ -139,7 +131,7 @@ def waits(view: View) -> Iterator[Reason]:
     if found["of"] == job.limit_key != job.task:
         found["of"] = view.seen.text("key", found["of"])
     mine = Job.objects.using(view.using).filter(LINED, limit_key=job.limit_key, queue=job.queue)
-    ahead = 0 if job.limit_key is None else ahead_of(view, mine)
+    ahead = 0 if job.limit_key is None else view.ahead_of(mine)
     words = {"ahead": at_least(ahead, ahead == MOST), "since": duration(max(0.0, view.since(job.run_at)))}
     if found["kind"] == "concurrency":
         says = gettext(

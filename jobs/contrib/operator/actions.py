@@ -1,4 +1,4 @@
-"""What else an operator may do to a job: give it another queue or priority, or delete it."""
+"""What else an operator may do to a job: kill it, give it another queue or priority, or delete it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,42 @@ from django.utils.translation import gettext_lazy as _
 from jobs.calling import calls
 from jobs.conf import celery_app
 from jobs.conf.logs import logger
+from jobs.contrib.operator import kill
 from jobs.lifecycle import transitions
 from jobs.lifecycle.queues import check_name
 from jobs.maintenance import prune
-from jobs.models import ENDED, Job
+from jobs.models import ENDED, Job, State
 from jobs.operations.actions import OPERATIONS, Operation, Refused
+
+
+class Kill(Operation):
+    """Kill running jobs, on whatever worker they are.
+
+    Each ends cancelled at once and does not come back. The process that runs it is killed, and on PostgreSQL its
+    transaction is ended. What it did in its transaction is rolled back; what a body with atomic=False has committed
+    stays. A thread (-P threads, -P solo) cannot be killed: there the body goes on to its end, and is rolled back then.
+    """
+
+    name = "kill"
+    label = _("Kill")
+    permission = "kill_job"
+    participle = _("killed")
+    states = meant = (State.RUNNING,)
+    otherwise = _("is %(state)s: it does not run")
+    warns = _(
+        "It ends at once, with its process, and does not come back. What it did in its transaction is rolled back; "
+        "what a body with atomic=False has committed stays. In a pool of threads the body goes on to its end, and is "
+        "rolled back then."
+    )
+
+    def prepare(self, key: uuid.UUID, using: str) -> None:
+        kill.order(key, using, self.by_hand("killed"))
+
+    def change(self, key: uuid.UUID, using: str, state: str) -> bool:
+        try:
+            return kill.kill(key, using, self.by_hand("killed"))
+        except kill.Held as exc:
+            raise Refused(str(exc)) from None
 
 
 class Move(Operation):
@@ -100,4 +131,4 @@ class Delete(Operation):
         logger.info("the job %s was deleted by %s: %s", key, self.who or "somebody", self.why or "-", extra=about)
 
 
-OPERATIONS.update({each.name: each for each in (Move(), Prioritize(), Delete())})
+OPERATIONS.update({each.name: each for each in (Kill(), Move(), Prioritize(), Delete())})

@@ -17,7 +17,7 @@ def survey(alias: str) -> dict[str, Any]:
     counts = {str(state): Job.objects.using(alias).filter(state=state).count() for state in LIVE}
     found = {**identity.marks(alias), "jobs": counts}
     for disown in extensions.through("disown"):
-        found |= disown(alias, is_dry=True) or {}
+        found |= disown(alias, is_dry=True)
     return found
 
 
@@ -31,7 +31,7 @@ def activate(alias: str) -> None:
 def cancel_all(alias: str) -> int:
     """Cancel every job of a copy that has not ended, also those that its original was running; return how many.
 
-    A running one whose row somebody holds locked is left: count again.
+    A running one whose row is locked is left: count again.
     """
     why = "cancelled by `manage.py jobs adopt --cancel`: the database is a copy"
 

@@ -137,8 +137,8 @@ def adopt(out: JobsCommand, args: Namespace) -> None:
             left = sum(activation.survey(alias)["jobs"].values())
             if left:
                 raise CommandError(
-                    f"{done} jobs of {alias!r} were cancelled, {left} were not: somebody runs or records them at this "
-                    "moment. The database was not adopted. Stop who works on it, and try again."
+                    f"{done} jobs of {alias!r} were cancelled, {left} were not: they run, or are enqueued, at this "
+                    "moment. The database was not adopted. Stop what works on it, and try again."
                 )
         if what["adopted"]:
             activation.activate(alias)

@@ -17,7 +17,6 @@ from jobs.checks import driver
 from jobs.conf import celery_app, conf, import_tasks, worker_command
 from jobs.contrib.operator import problems, status
 from jobs.idempotency import locks
-from jobs.inspection import why
 from jobs.inspection.times import duration
 from jobs.lifecycle import queues, transitions, wakeups
 from jobs.management.console.base import JobsCommand, option, subcommand
@@ -191,7 +190,10 @@ def _probe(app: Any, queue: str | None, timeout: float) -> Finding:
     took = duration(time.monotonic() - began)
     if job is not None and job.state == State.SUCCEEDED:
         return Finding("probe", True, f"enqueued, run on the node {str(job.result)[:8]} and finished in {took}")
-    reason = why.explain(key)[1][0]
+    # Imported late: the other subcommands do without that extension.
+    from jobs.contrib.why import reasons
+
+    reason = reasons.explain(key)[1][0]
     for alias in conf().DATABASES:
         transitions.cancel(key, alias, why="manage.py jobs doctor waited for it in vain")
     return Finding("probe", False, f"{key} did not succeed within {took}: {reason.says}", reason.cure)

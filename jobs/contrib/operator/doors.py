@@ -1,8 +1,8 @@
-"""What of the operator's room takes part in the core."""
+"""The part of the operator's room in the core."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from threading import Event
 from typing import Any
 
@@ -34,8 +34,3 @@ class Operator(Extension):
         from jobs.contrib.operator.selection import FIELDS
 
         return FIELDS
-
-    def known(self, what: str) -> Iterable[str]:
-        from jobs.contrib.operator.models import Statistic
-
-        return Statistic.objects.values_list(what, flat=True).distinct()

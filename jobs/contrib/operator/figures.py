@@ -23,7 +23,7 @@ FAILURES = 50  #: How many kinds of failures are shown, the most frequent ones.
 Span = namedtuple("Span", "name bar bars")
 SPANS = {each.name: each for each in (Span("hour", MINUTE, 60), Span("day", HOUR, 24), Span("week", QUARTER, 28))}
 
-SPIKE = 4  #: A bar that is so many times as high as nearly all others is cut: else nobody could read the others.
+SPIKE = 4  #: A bar that is so many times as high as nearly all others is cut: else the other bars could not be read.
 
 #: ``top``: how many jobs the chart's height stands for; ``cut``: the counts of higher bars, by their numbers.
 Chart = namedtuple("Chart", "begins series highest top cut")

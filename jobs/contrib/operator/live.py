@@ -52,7 +52,7 @@ def look() -> list[Any]:
 
 
 class Watch:
-    """Those who watch in this process. Its thread and connections are there as long as somebody does."""
+    """The streams that watch in this process. Its thread and connections are there as long as there are streams."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -90,7 +90,7 @@ class Watch:
             event.set()
 
     def _run(self) -> None:
-        """Look until nobody watches any more, again and again if the database is away."""
+        """Look until no stream is left, again and again if the database is away."""
         seen: list[Any] = []
         while not self._is_over():
             try:
@@ -146,12 +146,12 @@ def _sleep(ears: list[Any]) -> None:
 
 
 async def stream(since: float) -> AsyncIterator[str]:
-    """Server-sent events, each of which says that something changed; for whoever may see jobs.
+    """Server-sent events, each of which says that something changed; for users who may see jobs.
 
     Parameters:
         since: when the page was made that asks (Unix time).
     """
-    # The request's own connections: nobody needs them while the stream is open.
+    # The request's own connections are not needed while the stream is open.
     await sync_to_async(connections.close_all)()
     event, end = asyncio.Event(), time.monotonic() + LIFE
     with watch.joined(event, since) as is_in:

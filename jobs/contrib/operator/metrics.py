@@ -1,6 +1,6 @@
 """Prometheus' metrics, under the names that celery-exporter gave them where they mean the same.
 
-They are read from the database when somebody scrapes: any process can answer for all, and none has to be up for it.
+They are read from the database at each scrape: any web process can answer, and no process has to be kept for it.
 """
 
 import math

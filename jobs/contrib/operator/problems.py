@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from django.db.models.functions import Now
 from django.utils.translation import gettext, ngettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
@@ -12,9 +13,10 @@ from jobs import extensions
 from jobs.conf import worker_command
 from jobs.contrib.operator import statistics, status
 from jobs.contrib.operator.statistics import HOUR, Row
-from jobs.inspection.counts import at_least, late_after
+from jobs.inspection.counts import at_least, in_line, late_after
 from jobs.inspection.problems import ERROR, INFO, SEVERITIES, WARNING, Kind, Link, Problem, ago, by_whom
 from jobs.inspection.times import duration
+from jobs.inspection.view import View
 from jobs.models import Node, State
 from jobs.operations.actions import OPERATIONS
 from jobs.store import databases
@@ -152,7 +154,7 @@ def of(found: dict[str, Any], running: Iterable[Any] | None = None) -> list[Prob
 
     Parameters:
         found: what :func:`status.gather` found; with ``rates``, jobs a minute into each queue and out of it, if
-            somebody knows them, and with ``minutes``, what ended in the last hour, if somebody has read it.
+            they are known, and with ``minutes``, what ended in the last hour, if that was read.
         running: the oldest jobs that run (:func:`status.running_now`).
     """
     minutes = found.get("minutes")
@@ -198,7 +200,7 @@ def _copies(marks: dict[str, Any]) -> Iterator[Problem]:
                 "the database %(database)r is marked as another one, %(mark)r, and it is %(is)r: workers refuse it "
                 "until `manage.py jobs adopt`"
             )
-            means = gettext("Its jobs may run at the original as well: here they wait until somebody adopts them.")
+            means = gettext("Its jobs may run at the original as well: here they wait until the database is adopted.")
             yield Problem("copied", says % {**mark, "database": alias, "mark": mark["marked_as"]}, means)
 
 
@@ -230,8 +232,7 @@ def _queues(found: dict[str, Any], rates: Mapping[str, tuple[float, float]]) -> 
             continue
         if waited is None or waited < late_after():
             continue
-        # A limit may keep the first one, and then nothing is wrong.
-        if any(keeps(name) for keeps in extensions.through("keeps")):
+        if _is_held_back(name):
             continue
         words = {"queue": name, "time": duration(waited), "workers": workers, "running": queue["running"]}
         enters, leaves = rates.get(name, (0.0, 0.0))
@@ -279,6 +280,13 @@ def _queues(found: dict[str, Any], rates: Mapping[str, tuple[float, float]]) -> 
         yield Problem(kind, says % words, means, command=command, since=waited, about=name)
 
 
+def _is_held_back(queue: str) -> bool:
+    """Whether something (a limit) holds back the first ready job of the queue, so that no worker is at fault."""
+    first = (rows.first() for rows in databases.each(in_line().filter(queue=queue).annotate(read_at=Now())))
+    views = [View(job) for job in first if job is not None]
+    return any(reason for view in views for waits in extensions.through("waits") for reason in waits(view))
+
+
 def _paused(name: str, queue: dict[str, Any], pause: dict[str, Any]) -> Problem:
     number, words = queue["ready"], {"queue": name, "by": by_whom(pause["by"], pause["reason"])}
     says = gettext("the queue %(queue)s is paused%(by)s") % words
@@ -286,7 +294,7 @@ def _paused(name: str, queue: dict[str, Any], pause: dict[str, Any]) -> Problem:
         waits = ngettext("%(number)s job waits", "%(number)s jobs wait", number)
         says += "; " + waits % {"number": at_least(number, queue["capped"])}
     severity, since = WARNING if number else INFO, ago(pause["at"])
-    means = gettext("No worker takes a job of this queue until somebody resumes it.")
+    means = gettext("No worker takes a job of this queue until it is resumed.")
     command = f"manage.py jobs resume {name}"
     return Problem("paused", says, means, severity=severity, command=command, since=since, about=name)
 
@@ -367,7 +375,7 @@ def _failing(minutes: Sequence[Row], nodes: list[dict[str, Any]]) -> Iterator[Pr
         words["error"] = statistics.counts(failures, "error").most_common(1)[0][0] or "?"
         kind, since = "failed", ago(min(row.begin for row in latest or failures))
         says = gettext("%(task)s: %(number)s of %(all)s failed this hour, mostly with %(error)s")
-        means = gettext("They stay until somebody runs them again.")
+        means = gettext("They stay failed until they are retried.")
         if sum(row.count for row in latest) >= EVERY_TIME:
             kind, number = "failing", 1
             says = gettext("%(task)s: fails every time, %(number)s of %(all)s this hour, mostly with %(error)s")

@@ -53,7 +53,7 @@ def _containing(rows: QuerySet[Job], text: str) -> QuerySet[Job]:
 
 def _read_contained(text: str) -> str:
     if conf().REDACT is not None:
-        raise ValueError("the arguments are redacted (JOBS['REDACT']), and nobody may search in them.")
+        raise ValueError("the arguments are redacted (JOBS['REDACT']), and cannot be searched.")
     return read_text(text)
 
 

@@ -1,4 +1,4 @@
-"""What ended, counted by the minute, the hour and the quarter of a day: so nobody has to read the jobs for it.
+"""What ended, counted by the minute, the hour and the quarter of a day: pages and metrics need not read the jobs.
 
 How long jobs ran and waited is kept in buckets, which can be added up. Each ends 1.41 times as late as the one before,
 so what is read out of them is at most a fifth off. As JSON has no numbers for keys, a bucket's number may be a text.
@@ -46,7 +46,7 @@ class Count:
     """Counts what ended. Of several workers only the oldest does it.
 
     Parameters:
-        node: this process's own node; without one it is no worker, and somebody wants it done.
+        node: this process's own node; without one it is no worker, and counts at once.
     """
 
     def __init__(self, node: Callable[[], uuid.UUID] | None = None) -> None:
@@ -175,7 +175,7 @@ MOST = 2000  #: At most so many ended jobs are counted for a page, the newest: i
 #: A named tuple, because making models of them would take most of the page's time.
 Row = namedtuple("Row", "begin task queue state error count ran waited")
 
-#: Many histograms are equal, and decoding them took a third of the dashboard's time. Nobody changes a decoded one.
+#: Many histograms are equal, and decoding them took a third of the dashboard's time. A decoded one is never changed.
 _histogram = lru_cache(10_000)(json.loads)
 
 

@@ -23,7 +23,7 @@ from jobs.store import databases, identity
 
 
 def nodes() -> list[dict[str, Any]]:
-    """The workers that nobody declared dead, oldest first, as JSON."""
+    """The workers that are not declared dead, oldest first, as JSON."""
     running = counts.running_by_node()
     return [_told(node, running) for node in workers()]
 
@@ -69,7 +69,7 @@ class Live:
     def __init__(self) -> None:
         self.queues: dict[str, dict[str, Any]] = defaultdict(IDLE.copy)
         self.unknown: Counter[str] = Counter()
-        self.late: list[float] = []  #: For how many seconds each scheduled job is due that nobody has made ready.
+        self.late: list[float] = []  #: For how many seconds each scheduled job is due that is not ready yet.
         self.running: Counter[uuid.UUID] = Counter()  #: How many jobs each worker runs.
         for alias in conf().DATABASES:
             self._count(alias)
@@ -127,7 +127,7 @@ def gather(live: bool) -> dict[str, Any]:
     listed = [_told(node, counted.running) for node in found if node.dead_at is None]
     died = sorted((node for node in found if node.dead_at), key=lambda node: node.dead)
     pauses = paused_queues()
-    # Queues without jobs are listed too: somebody paused them, or a worker serves them.
+    # Queues without jobs are listed too: they are paused, or a worker serves them.
     for name in pauses:
         queues[name]["paused"] = True
     for node in listed:

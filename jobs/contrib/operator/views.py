@@ -28,7 +28,7 @@ def health(request: HttpRequest) -> HttpResponse:
 @never_cache
 @require_safe
 def metrics(request: HttpRequest) -> HttpResponse:
-    """Prometheus' text, for whoever may see jobs: logged in, or with ``Authorization: Bearer`` METRICS_TOKEN."""
+    """Prometheus' text, for users who may see jobs: logged in, or with ``Authorization: Bearer`` METRICS_TOKEN."""
     token, user = conf().METRICS_TOKEN, getattr(request, "user", None)
     given = request.headers.get("Authorization", "").encode()
     is_machine = bool(token) and secrets.compare_digest(given, f"Bearer {token}".encode())

@@ -38,7 +38,7 @@ def tell(key: uuid.UUID, verb: str, who: str = "", why: str = "") -> bool:
 
 
 def seen() -> list[Node]:
-    """Note that somebody has seen which workers died; returns those that nobody had seen before."""
+    """Note that a person has seen which workers died; returns those that were not seen before."""
     rows = Node.objects.using(databases.home()).filter(dead_at__isnull=False, signed_off=False, seen_at=None)
     found = list(rows)
     rows.filter(pk__in=[node.pk for node in found]).update(seen_at=Now())

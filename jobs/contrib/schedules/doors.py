@@ -1,8 +1,8 @@
-"""What of the schedule takes part in the core."""
+"""The part of the schedule in the core."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from threading import TIMEOUT_MAX, Event
 from typing import Any
 
@@ -10,7 +10,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
 from jobs.contrib.schedules.ticks import SCHEDULES, Ticks
-from jobs.doors import Attempt, Extension, Passing
+from jobs.doors import Attempt, Extension
 from jobs.inspection.problems import Kind, Link
 
 #: Seconds after an error until the thread looks again.
@@ -90,10 +90,10 @@ class Schedules(Extension):
     def threads(self) -> list[Callable[[Event, Attempt], None]]:
         return [run]
 
-    def passing(self, app: Any, aliases: Sequence[str], only: Collection[str] | bool) -> Passing:
+    def idle(self, app: Any, using: str, clock: Any) -> bool:
         from jobs.contrib.schedules import passing
 
-        return passing.Passing(app, aliases, only)
+        return passing.tick(app, using, clock)
 
     def status(self, found: dict[str, Any]) -> dict[str, Any]:
         from jobs.contrib.schedules import rows
@@ -105,10 +105,10 @@ class Schedules(Extension):
 
         return rows.problems(found["schedules"])
 
-    def panel(self, request: Any, found: dict[str, Any]) -> str:
+    def parts(self, page: str, request: Any, about: Any) -> Mapping[str, str]:
         from jobs.contrib.schedules import admin
 
-        return admin.panel(request, found["schedules"])
+        return {"panel": admin.panel(request, about["schedules"])} if page == "dashboard" else {}
 
     def reasons(self, view: Any) -> Iterator[Any]:
         from jobs.contrib.schedules import rows

@@ -17,7 +17,7 @@ from jobs.contrib.schedules.scheduler import GONE
 from jobs.contrib.schedules.ticks import IN_TIME
 from jobs.inspection.problems import Problem, ago, by_whom
 from jobs.inspection.times import duration
-from jobs.inspection.why.view import Reason, View
+from jobs.inspection.view import Reason, View
 from jobs.models import Job
 from jobs.store import databases
 
@@ -85,7 +85,7 @@ def problems(found: list[dict[str, Any]]) -> Iterator[Problem]:
         "missed": gettext("the schedule %(name)s missed its time %(time)s ago (%(missed)s missed so far)"),
     }
     meanings = {
-        "paused": gettext("Its times pass without jobs until somebody resumes it."),
+        "paused": gettext("Its times pass without jobs until it is resumed."),
         "error": gettext("Its task, or what it is called with, is not what the code expects."),
         "overdue": gettext("No worker is alive that has this schedule in its code."),
         "missed": gettext("No worker was there at that time. This stays until a job is made on time."),

@@ -1,4 +1,4 @@
-"""What of the traces takes part in the core. Calls and runs come by often: each door is the function itself."""
+"""The part of the traces in the core. Calls and runs come by often: each door is the function itself."""
 
 from __future__ import annotations
 

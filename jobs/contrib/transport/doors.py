@@ -1,4 +1,4 @@
-"""What of the broker takes part in the core."""
+"""The part of the broker in the core."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ class Broker(Extension):
     def disown(self, using: str, is_dry: bool) -> Mapping[str, int]:
         from jobs.contrib.transport import messages
 
-        count = messages.count() if messages.are_in(using) else 0
-        if count and not is_dry:
-            messages.delete_all()
-        return {"messages": count}
+        if not messages.are_in(using):
+            return {"messages": 0}
+        return {"messages": messages.count() if is_dry else messages.delete_all()}

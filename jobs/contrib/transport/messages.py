@@ -19,9 +19,9 @@ def count() -> int:
         return int(number)
 
 
-def delete_all() -> None:
+def delete_all() -> int:
     with closing(SideDatabase()) as side:
-        side.execute("DELETE FROM jobs_message")
+        return int(side.execute("DELETE FROM jobs_message"))
 
 
 def prune_replies() -> int:

@@ -12,7 +12,6 @@ from typing import Any
 from django.core.management.base import CommandError
 from django.utils.translation import gettext
 
-from jobs import extensions
 from jobs.conf import conf, did_you_mean, loaded_app
 from jobs.inspection import counts
 from jobs.lifecycle import queues
@@ -124,12 +123,11 @@ def warn_of_unknown(out: JobsCommand, names: Iterable[str]) -> None:
         for state in (State.SCHEDULED, State.RUNNING):
             rows = Job.objects.using(alias).filter(state=state).values_list("queue", flat=True)
             known.update(rows[: counts.MOST])
-    known |= {name for had in extensions.through("known") for name in had("queue")}
     if app is not None:
         known |= {*app.amqp.queues, *filter(None, (getattr(each, "queue", None) for each in app.tasks.values()))}
     for name in names:
         if name not in known:
-            text = f"Nobody knows a queue {name!r}: no worker, no job, no task, no setting{did_you_mean(name, known)}"
+            text = f"No worker, no job, no task and no setting knows a queue {name!r}{did_you_mean(name, known)}"
             out.warn(text, out.style.WARNING)
 
 

@@ -1,53 +1,20 @@
-"""``manage.py jobs why|list|show|verify``: what there is. Nothing is changed."""
+"""``manage.py jobs list|show``: what there is. Nothing is changed."""
 
 import heapq
 import time
 import uuid
 from argparse import Namespace
-from dataclasses import asdict
 from typing import Any
 
-from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
-from django.utils.translation import gettext
 
 from jobs.conf import conf
 from jobs.inspection import public
-from jobs.inspection import verify as promise
-from jobs.inspection import why as reasons
 from jobs.lifecycle.redaction import Shown, veil
-from jobs.management.console.base import ID, LIMIT, JobsCommand, local, option, reported, subcommand
+from jobs.management.console.base import ID, LIMIT, JobsCommand, local, option, subcommand
 from jobs.management.console.change import WHICH, key_of, which
-from jobs.models import ENDED, Action, Job, Node, State
+from jobs.models import ENDED, Action, Job, Node
 from jobs.store import databases
-
-
-@subcommand(ID)
-def why(out: JobsCommand, args: Namespace) -> None:
-    """Say why a job is where it is, with evidence and cure.
-
-    The first reason is the one that counts; the others would count after it. Nothing is changed. The exit
-    status is 1 if there is no such job.
-
-    examples:
-      manage.py jobs why 6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11
-      manage.py jobs why --json ID
-    """
-    key = key_of(args.id)
-    view, found = reasons.explain(key)
-    job = None if view is None else view.job
-    listed = [{name: getattr(each, name) for name in ("code", "says", "cure", "evidence")} for each in found]
-    about = {name: job and getattr(job, name) for name in ("task", "state", "queue")}
-    out.say_json({"id": str(key), **about, "database": view and view.using, "reasons": listed})
-    if job is not None:
-        state = out.style.WARNING(str(dict(State.choices).get(job.state, job.state)))
-        out.say(f"{job.task}[{key}] {state}, {gettext('queue')} {job.queue}")
-    for number, reason in enumerate(found, 1):
-        out.say(f"{number}. {out.style.MIGRATE_HEADING(reason.says) if number == 1 else reason.says}")
-        if reason.cure:
-            out.say(f"   -> {reason.cure}")
-    if job is None and found[0].code == "unknown":
-        raise CommandError(gettext("There is no job %(id)s.") % {"id": key})
 
 
 @subcommand(*WHICH, LIMIT)
@@ -129,53 +96,6 @@ def _follow(out: JobsCommand, key: uuid.UUID) -> None:
         if job.state in ENDED:
             return
         time.sleep(1.0)
-
-
-@subcommand(
-    option("--all", "read all jobs, however long it takes", action="store_true", dest="everything"),
-    option(
-        "--no-watch",
-        action="store_false",
-        dest="patient",
-        help="let the times in the rows decide at once; right after an outage of the database they are wrong",
-    ),
-)
-def verify(out: JobsCommand, args: Namespace) -> None:
-    """Hold the promise against the data: what breaks it, and what is about to be put right.
-
-    One line for each rule. A violation breaks the promise. A row that recovers waits for a worker, for a person
-    (an external call), behind others, or for no longer than recovery may take. Rows that should have recovered
-    by now are watched before they are called violations; that takes up to a minute, and only if there are any.
-    Nothing is changed.
-
-    The exit status is 0 without violations, 1 with violations, 2 if a database cannot be asked. Of each live
-    state 10,000 jobs are read, and of history 100,000 of those that were made in the last day.
-
-    examples:
-      manage.py jobs verify
-      manage.py jobs verify --verbosity 2
-      manage.py jobs verify --all --json
-    """
-    with reported(promise.Unverifiable, ImproperlyConfigured, code=2):
-        report = promise.verify(
-            everything=args.everything, patient=args.patient, tell=lambda line: out.warn(line, out.style.NOTICE)
-        )
-    counts = {"violations": report.violations, "recovering": report.recovering, "workers": report.workers}
-    rules = [asdict(finding) for finding in report.findings]
-    out.say_json({**counts, "databases": list(conf().DATABASES), "everything": args.everything, "rules": rules})
-    width = max(len(finding.rule) for finding in report.findings)
-    for finding in report.findings:
-        parts = [f"{word} {count}" for word in ("violations", "recovering") if (count := getattr(finding, word))]
-        style = out.style.ERROR if finding.violations else out.style.WARNING if parts else out.style.SUCCESS
-        verdict = style((", ".join(parts) or "ok").ljust(13))
-        out.say(f"{finding.rule.ljust(width)}  {verdict}  {finding.says}")
-        for example in finding.examples if args.verbosity > 1 else ():
-            out.say(f"{' ' * width}    {example}")
-    workers = f"{report.workers} worker{'' if report.workers == 1 else 's'}"
-    workers += "" if report.workers else ": nothing recovers without one"
-    out.say(f"{len(rules)} rules, {report.violations} violations, {report.recovering} recovering, {workers}")
-    if report.violations:
-        raise CommandError(f"{report.violations} violations of the promise.")
 
 
 def as_dict(job: Job, **more: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import pytest
 from django.utils import timezone
 
 from jobs.contrib.batches.models import Batch
-from jobs.inspection.verify import verify
+from jobs.contrib.verify.verify import verify
 from tests.helpers.rows import make
 from tests.helpers.verifying import (
     LONG,

@@ -16,7 +16,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from jobs.contrib.effects.operations import clear_up
-from jobs.inspection.verify import verify
+from jobs.contrib.verify.verify import verify
 from jobs.models import Cancellation, Effect, Job
 from tests.helpers.plans import plan
 from tests.helpers.rows import ERROR, let_heartbeat, make, make_node

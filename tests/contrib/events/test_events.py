@@ -19,10 +19,10 @@ from django.db import OperationalError, connection, transaction
 from django.db.models import F
 from django.utils import timezone
 
+from jobs.contrib.why import reasons as why
 from jobs.events import event, handler, order, prune, relay
 from jobs.events.models import Event, Relay, Subscription
 from jobs.events.relay import RelayThread
-from jobs.inspection import why
 from jobs.lifecycle import transitions
 from jobs.maintenance import clock, rescue
 from jobs.maintenance.prune import FULL_WALK, Prune

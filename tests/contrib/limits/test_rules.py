@@ -7,7 +7,7 @@ from django.db import connection
 from django.utils import timezone
 
 from jobs.contrib.limits.models import RateLimiter
-from jobs.inspection.verify import verify
+from jobs.contrib.verify.verify import verify
 from jobs.models import Job, Node
 from tests.helpers.rows import make
 from tests.helpers.verifying import (

@@ -15,8 +15,8 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from jobs.contrib.operator import problems, status
+from jobs.contrib.verify.verify import verify
 from jobs.inspection import counts
-from jobs.inspection.verify import verify
 from jobs.lifecycle import queues
 from jobs.models import Instance, Job
 from jobs.store import identity

@@ -17,12 +17,15 @@ from jobs.conf import sentry
 from jobs.lifecycle.worker_state import BODY, NAMED, worker_state
 from jobs.models import Job
 from jobs.store import write_mutex
-from jobs.testing import run_jobs
 from tests import tasks
-from tests.helpers.harness import Worker, deliver, effects, wait_ended
+from tests.helpers.harness import Worker, deliver, effects, run_ready, wait_ended
 from tests.models import Effect
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.database,
+    pytest.mark.usefixtures("node"),
+]
 
 
 def leave(key):
@@ -44,9 +47,9 @@ def declare():
         current_app.tasks.pop(name, None)
 
 
-def ended(task, *args, raises=False):
+def ended(task, *args):
     result = task.delay(*args)
-    run_jobs(raises=raises)
+    run_ready()
     return Job.objects.get(pk=result.id)
 
 
@@ -157,7 +160,7 @@ def test_a_call_of_its_own_is_part_of_the_body(declare, base):
         leave(key)
         return self.request.id
 
-    job = ended(task, "body", raises=True)
+    job = ended(task, "body")
     assert (job.state, job.result, job.lease) == ("succeeded", str(job.pk), 1)
     assert effects() == {"call": 1, "body": 1} | ({"mixin": 1} if base is CallsMixin else {})
 
@@ -204,9 +207,9 @@ def test_a_plain_call_is_celerys(declare):
 
     try:
         first, second = current_app.register_task(Registered()), current_app.register_task(Inherits())
-        assert ended(first, "a", raises=True).result == "a"
+        assert ended(first, "a").result == "a"
         assert effects() == {"call": 1, "a": 1}
-        assert ended(second, "b", raises=True).result == "b"
+        assert ended(second, "b").result == "b"
         assert effects() == {"call": 2, "outer": 1, "a": 1, "b": 1}
         with transaction.atomic():
             assert second("c") == "c"
@@ -226,7 +229,7 @@ def test_a_call_that_was_replaced_after_the_task_was_registered_does_not_stand_i
     called = []
     task = replaced_call._get_current_object()
     monkeypatch.setattr(type(task), "__call__", lambda self, *args, **kwargs: called.append(args))
-    assert ended(replaced_call, "a", raises=True).lease == 1
+    assert ended(replaced_call, "a").lease == 1
     assert (effects(), called) == ({"a": 1}, [])
 
 
@@ -241,7 +244,7 @@ def test_a_run_that_its_wrapper_does_not_call_fails_after_a_counted_number_of_ti
     job = declare(leave).delay("a")
     for _ in range(5):
         Job.objects.filter(state="scheduled").update(state="ready")
-        run_jobs(raises=False)
+        run_ready()
     row = Job.objects.get(pk=job.id)
     assert (row.state, row.node_losses, row.lease, row.error["type"]) == ("failed", 3, 3, "RuntimeError")
     assert effects() == {}
@@ -279,7 +282,7 @@ def test_more_attempts_than_two_bytes_can_count(declare):
 
     result = task.delay()
     Job.objects.update(retries=2**15 - 1)
-    run_jobs()
+    run_ready()
     job = Job.objects.get(pk=result.id)
     assert (job.state, job.result, job.retries) == ("succeeded", 2**15, 2**15)
 
@@ -329,7 +332,7 @@ def test_a_settle_that_the_server_refuses_for_its_data_fails_the_job(declare, ca
     result = task.delay()
     Job.objects.update(retries=2**31 - 1)
     with caplog.at_level("INFO", "jobs"):
-        run_jobs(raises=False)
+        run_ready()
     job = Job.objects.get(pk=result.id)
     assert (job.state, job.error["type"], job.lease) == ("failed", "DataError", 1)
     assert "out of range" in job.error["message"]
@@ -345,5 +348,5 @@ def test_a_lock_that_is_released_in_a_body_waits_for_no_turn_of_its_own(declare,
         with lock("in turn"):
             leave(key)
 
-    assert ended(declare(body), "a", raises=True).state == "succeeded"
+    assert ended(declare(body), "a").state == "succeeded"
     assert effects() == {"a": 1}

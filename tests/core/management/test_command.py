@@ -128,8 +128,8 @@ def test_exit_status_is_1_if_a_job_could_not_be_retried():
 
 
 def test_exit_status_is_2_if_the_settings_are_unusable():
-    """And not 1, with which verify says that the promise is broken."""
-    command_line = [sys.executable, "manage.py", "jobs", "verify"]
+    """And not 1, which is the answer of a subcommand."""
+    command_line = [sys.executable, "manage.py", "jobs", "list"]
     env = environment(JOBS_TEST_SETTINGS=json.dumps({"RELAI": 1}))
     done = subprocess.run(command_line, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (2, "")
@@ -258,7 +258,7 @@ def test_without_a_subcommand_it_says_which_there_are():
 # What people type
 
 
-@pytest.mark.parametrize("verb", ["why", "show", "retry", "cancel"])
+@pytest.mark.parametrize("verb", ["show", "retry", "cancel"])
 def test_a_job_is_named_by_the_digits_that_lists_show(verb):
     job = make("ready" if verb == "cancel" else "failed")
     out = run(verb, str(job.pk)[-8:].upper())
@@ -279,7 +279,7 @@ def test_digits_of_several_ids_list_them_and_change_nothing():
 
 
 def test_digits_of_no_id_say_so():
-    assert refused("why", "deadbeef")[1] == "'deadbeef' is the end of no job's id"
+    assert refused("show", "deadbeef")[1] == "'deadbeef' is the end of no job's id"
 
 
 def test_a_task_is_named_by_the_end_of_its_name():

@@ -16,7 +16,6 @@ from django.utils.formats import date_format
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from jobs import extensions
 from jobs.admin import html
 from jobs.admin.base import ReadOnlyAdmin, may, page
 from jobs.admin.html import url_of
@@ -59,7 +58,7 @@ class OverviewAdmin(ReadOnlyAdmin):
         board = Dashboard(request.GET.get("span", "hour"), request.GET.get("by", "state"))
         failures, found = board.failures(), board.found
         known = kinds()
-        # Those of extensions may say what only some may read.
+        # Those of extensions may say what not every reader may see.
         hidden = {name for name, kind in known.items() if kind.permission and not may(request, kind.permission)}
         problems = [each for each in board.problems if each.kind not in hidden]
         faults = [each for each in checks.run_checks(tags=["jobs"]) if not each.is_silenced()]
@@ -80,7 +79,7 @@ class OverviewAdmin(ReadOnlyAdmin):
                 for _kind, group in groupby(problems, lambda each: (each.severity, each.kind))
                 if (rows := [(each, *_ways(request, known[each.kind], each.about)) for each in group])
             ],
-            panels=[panel(request, found) for panel in extensions.through("panel")],
+            parts=html.parts("dashboard", request, found),
             running=[(job, said.get(job.pk), html.arguments(job), f"{base}{job.pk}/operate/") for job in board.running],
             names={node["id"]: node["hostname"] for node in found["nodes"]},
             may_kill=may(request, "kill_job"),
@@ -111,8 +110,8 @@ class OverviewAdmin(ReadOnlyAdmin):
     @page("verify/", "verify", posts=False)
     def verify(self, request: HttpRequest) -> HttpResponse:
         """Show what ``manage.py jobs verify --no-watch`` finds now."""
-        # Imported late: it imports the transport, and the import of the transport may be what imports the admin.
-        from jobs.inspection.verify import Unverifiable, verify
+        # Imported late: the operator's pages do without that extension.
+        from jobs.contrib.verify.verify import Unverifiable, verify
 
         title = gettext("The promise, verified")
         try:
@@ -142,7 +141,7 @@ class OverviewAdmin(ReadOnlyAdmin):
 
     @page("seen/", "node_seen", "control_node")
     def seen(self, request: HttpRequest) -> HttpResponse:
-        """Note that somebody has seen which workers died."""
+        """Note that a person has seen which workers died."""
         for node in workers.seen():
             self.log_change(request, node, "seen")
         return HttpResponseRedirect(url_of("dashboard"))
@@ -200,7 +199,7 @@ def _hours(begins: list[datetime.datetime]) -> Iterator[tuple[float, str]]:
 
 
 def _ways(request: HttpRequest, kind: Kind, about: Any) -> list[tuple[Any, str, Any, Any] | None]:
-    """Where somebody can see what a problem is about, and what mends it, if there is that and this reader may."""
+    """The page that shows what a problem is about, and the button that mends it, where this reader may use them."""
 
     def drawn(link: Link) -> tuple[Any, str, Any, Any] | None:
         if link.permission and not may(request, link.permission):

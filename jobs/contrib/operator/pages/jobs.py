@@ -24,6 +24,7 @@ from jobs.admin.base import apart, may, numbered, page
 from jobs.admin.html import url_of
 from jobs.admin.job import Created, JobAdmin, JobChangeList, StateFilter
 from jobs.conf import conf
+from jobs.contrib.operator.models import Statistic
 from jobs.contrib.operator.pages import timeline
 from jobs.contrib.operator.status import Live
 from jobs.inspection.counts import at_least
@@ -43,7 +44,7 @@ FIRST = str(uuid.UUID(int=0))  #: Before all ids.
 
 class CountedStateFilter(StateFilter):
     def choices(self, changelist: Any) -> Iterator[Any]:
-        """Add the numbers of the live states, and of the failed jobs, which somebody may have to look at."""
+        """Add the numbers of the live states, and of the failed jobs, which may need a person."""
         live = changelist.live
         numbers: dict[str, str] = {state: at_least(live.total(state), live.is_capped) for state in LIVE}
         ended = Job.objects.filter(state__in=UNSUCCESSFUL).order_by("-pk").values_list("state", flat=True)
@@ -60,7 +61,7 @@ class Narrow(admin.ListFilter):
 
     def __init__(self, request: HttpRequest, params: dict[str, Any], model: type[Job], model_admin: Any) -> None:
         super().__init__(request, params, model, model_admin)
-        # Who may not see an argument, or a key made of it, may not find it out by a filter either.
+        # A redacted argument, or a key made of it, must not be found out by a filter either.
         self.names = [name for name, its in FIELDS.items() if not its.is_secret or conf().REDACT is None]
         self.asked: dict[str, str] = {name: params.pop(name)[-1] for name in self.names if name in params}
 
@@ -124,6 +125,10 @@ class ManyJobsAdmin(JobAdmin):
 
     def about(self, request: HttpRequest, row: Job) -> dict[str, Any]:
         return {**super().about(request, row), "timeline": timeline.of(row)}
+
+    def known_tasks(self) -> set[str]:
+        """Also those that are gone: the statistics name them."""
+        return super().known_tasks() | set(Statistic.objects.values_list("task", flat=True).distinct())
 
     def get_actions(self, request: HttpRequest) -> dict[str, Any]:
         """The operations, beside the site's own actions, which have permissions of their own."""

@@ -23,7 +23,7 @@ from jobs.contrib.operator.project.source import BREAKS, DIFFERS, NEEDLESS, Find
 from jobs.management.console.base import JobsCommand, option, project_app, reported, subcommand
 from jobs.models.values import normalize
 
-#: What ``audit`` cannot see. It is said, so that nobody trusts it for that.
+#: What ``audit`` cannot see. It is said, so that it is not relied on for that.
 BLIND = (
     "Not seen: values that come from other functions, calls by name, code that is not in this project, what templates "
     "and signals do, and how long a body takes (a long one, or one that waits for the network, is better off with "

@@ -1,4 +1,6 @@
-"""What is known about a job and the world around it, and the reasons that follow from it."""
+"""What is known about a job and the world around it; and what a reason is that follows from it."""
+
+from __future__ import annotations
 
 import datetime
 import math
@@ -7,12 +9,13 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Self
 
-from django.db.models import Q
+from django.db.models import Q, QuerySet, Subquery
+from django.db.models.functions import Now
 
 from jobs.conf import loaded_app
 from jobs.conf.logs import logger
 from jobs.idempotency import locks
-from jobs.inspection.counts import workers
+from jobs.inspection.counts import MOST, workers
 from jobs.inspection.times import duration
 from jobs.lifecycle.redaction import Shown, veil
 from jobs.models import Job, Marker, Node, Pause, State
@@ -33,13 +36,15 @@ class Reason:
 
     #: Who may read it in the admin, beside those who may read jobs: a permission.
     permission = ""
+    #: Of an extension: it stands before the last reason of the job's state (that it runs, or failed), else behind it.
+    is_cause = False
 
     def __init__(self, code: str, says: str, cure: str = "", words: Any = None, **evidence: Any) -> None:
         self.code, self.says, self.cure = code, says % {**evidence, **(words or {})}, cure
         self.evidence = {name: _plain(value) for name, value in evidence.items()}
 
     def veiled(self, seen: Shown) -> Self:
-        """Without what nobody may see of the job's arguments: keys and errors tell of them."""
+        """Without what is redacted of the job's arguments: keys and errors tell of them."""
         self.says, self.cure = seen.blanked(self.says), seen.blanked(self.cure)
         self.evidence = {
             name: seen.blanked(value) if isinstance(value, str) else value for name, value in self.evidence.items()
@@ -55,8 +60,14 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, uuid.UUID) else value
 
 
+def look_up(key: uuid.UUID) -> View | None:
+    """The job of this id; None: there is none."""
+    job = databases.first(Job.objects.annotate(read_at=Now()).filter(pk=key))
+    return None if job is None else View(job)
+
+
 class View:
-    """A job, and what is known around it: looked up once, when somebody asks for it."""
+    """A job, and what is known around it: each is looked up once, when it is needed."""
 
     def __init__(self, job: Any) -> None:
         self.job: Job = job
@@ -84,11 +95,24 @@ class View:
     def is_due(self) -> bool:
         return self.job.state == State.READY or self.job.run_at <= self.now
 
+    def ahead_of(self, ready: QuerySet[Job]) -> int:
+        """How many of these jobs have their turn before this one; the count ends at ``counts.MOST``."""
+        job, equal = self.job, ready.filter(rank=self.job.rank)
+        # As the database has it: SQLite compares texts, and Django would write another one.
+        run_at = Subquery(Job.objects.using(self.using).filter(pk=job.pk).values("run_at")[:1])
+        # One by one, each is a stretch of the index; in one condition they would read all of the queue.
+        parts = (
+            ready.filter(rank__lt=job.rank),
+            equal.filter(run_at__lt=run_at),
+            equal.filter(run_at=run_at, pk__lt=job.pk),
+        )
+        return min(MOST, sum(part[:MOST].count() for part in parts))
+
     # The world
 
     @cached_property
     def workers(self) -> list[Any]:
-        """The workers that nobody declared dead, also the silent ones, with the tasks that they know."""
+        """The workers that are not declared dead (silent ones too), with the tasks that they know."""
         return workers(Node.objects.using(databases.home()).filter(dead_at=None))
 
     @property
@@ -131,7 +155,7 @@ class View:
 
     @cached_property
     def markers(self) -> list[Marker]:
-        """The markers that the job left, and the one that it would leave."""
+        """The markers that the job left, and the one that its success would leave."""
         own = Q(job=self.job.pk)
         if self.job.marker_key is not None:
             own |= Q(key=self.job.marker_key, kind=Marker.Kind.TASK)

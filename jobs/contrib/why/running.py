@@ -7,9 +7,9 @@ from django.utils.translation import gettext
 
 from jobs import store
 from jobs.conf import conf, worker_command
+from jobs.contrib.why import waiting
 from jobs.inspection.times import duration
-from jobs.inspection.why import waiting
-from jobs.inspection.why.view import Reason, View
+from jobs.inspection.view import Reason, View
 from jobs.models import Cancellation
 
 

@@ -16,7 +16,7 @@ from django.db import connection, connections
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from jobs.inspection.verify import RULES, SHAPES, WINDOW, Report, Unverifiable, verify
+from jobs.contrib.verify.verify import RULES, SHAPES, WINDOW, Report, Unverifiable, verify
 from jobs.lifecycle import queues, transitions
 from jobs.lifecycle.transitions import PARKED, TASK
 from jobs.maintenance import clock
@@ -140,7 +140,7 @@ def test_each_rule_sees_what_breaks_it(watching, rule, break_it):
 
 
 def test_each_rule_is_seen_broken():
-    assert {*SHAPES} | rules_of("jobs.inspection") == {rule for rule, _ in BREAKERS} | OTHERS
+    assert {*SHAPES} | rules_of("jobs.contrib.verify") == {rule for rule, _ in BREAKERS} | OTHERS
 
 
 # What breaks none
@@ -209,8 +209,8 @@ def test_a_cancelled_run_that_goes_on_breaks_nothing(watching):
 def short(monkeypatch):
     """Bounds of a second or two."""
     for name, value in {"SLACK": 0.2, "LONGEST_TICK": 0.2}.items():
-        monkeypatch.setattr(f"jobs.inspection.verify.rules.{name}", value)
-    monkeypatch.setattr("jobs.inspection.verify.STEP", 0.05)
+        monkeypatch.setattr(f"jobs.contrib.verify.rules.{name}", value)
+    monkeypatch.setattr("jobs.contrib.verify.verify.STEP", 0.05)
 
 
 @pytest.mark.slow
@@ -387,7 +387,7 @@ def test_history_is_read_back_to_the_window_or_all_of_it():
 
 
 def test_of_a_long_backlog_the_first_jobs_are_read_or_all_of_them(monkeypatch):
-    monkeypatch.setattr("jobs.inspection.verify.MOST", 3)
+    monkeypatch.setattr("jobs.contrib.verify.verify.MOST", 3)
     for number in range(6):
         make("scheduled", age=-LONG + number, crashes=1, lease=1)
     assert broken(verify()) == {"losses-explained": 3}
@@ -480,7 +480,7 @@ def test_a_database_that_is_away_is_exit_status_2(monkeypatch):
     def away() -> None:
         raise Unverifiable("the database 'default' cannot be verified: gone")
 
-    monkeypatch.setattr("jobs.inspection.verify._look", away)
+    monkeypatch.setattr("jobs.contrib.verify.verify._look", away)
     assert run("--json") == (2, "", "the database 'default' cannot be verified: gone")
 
 

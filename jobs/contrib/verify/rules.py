@@ -24,7 +24,6 @@ from django.db.models.functions import Now
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from jobs import extensions
 from jobs.conf import conf
 from jobs.inspection.counts import MOST, Head, heads, in_line, late_after, running_by_node, silence, workers
 from jobs.lifecycle import queues
@@ -42,7 +41,7 @@ _UNCLAIMED = Q(lease__lt=1) | Q(token=None) | Q(node_id=None) | Q(started_at=Non
 _NEGATIVE = Q(retries__lt=0) | Q(crashes__lt=0) | Q(node_losses__lt=0) | Q(snoozes__lt=0)
 
 #: A sentence, lazily translated, and the condition of the rows that break it. Most of them are CHECK constraints, too,
-#: which somebody may have dropped.
+#: which may have been dropped.
 SHAPES: dict[str, tuple[Any, Q]] = {
     "state-known": (_("a job is in one of the six states"), ~Q(state__in=State.values)),
     "live-not-finished": (_("a job that has not ended has no time of its end"), _LIVE & Q(finished_at__isnull=False)),
@@ -70,7 +69,7 @@ class View:
     """What all rules look at together: which workers are there."""
 
     def __init__(self) -> None:
-        self.workers = workers()  #: Those that nobody has declared dead.
+        self.workers = workers()  #: Those that are not declared dead.
         self.working = [worker for worker in self.workers if worker.is_alive]  #: Those that beat.
         #: For how many seconds there has been a worker.
         self.worked_for = max((worker.age.total_seconds() for worker in self.working), default=0.0)
@@ -83,7 +82,7 @@ class View:
         return {queue for worker in free for queue in worker.queues}
 
     def silent(self, seconds: float) -> list[uuid.UUID]:
-        """The nodes that nobody has declared dead, and that have not beaten for so long; a moment is no silence."""
+        """The nodes that are not declared dead, and have been silent for so long; a moment is no silence."""
         seconds = max(seconds, conf().DEAD_AFTER / 2)
         return [worker.pk for worker in self.workers if min(worker.silence, worker.age.total_seconds()) > seconds]
 
@@ -111,7 +110,7 @@ class Rule:
         return broken
 
     def bound(self) -> float:
-        """How many seconds somebody may take to put a row right.
+        """How many seconds it may take until a row is put right.
 
         ``rescue``: from a node's death, as it was declared, until its jobs are given back. ``death``: the same from its
         last beat. ``poll``: from the moment at which a worker should do something until it did.
@@ -127,6 +126,9 @@ def _iso(seconds: float) -> str:
 
 
 RULES: list[Rule] = []  #: In the order of the report.
+
+#: Of extensions: those of the ready jobs of a queue that certainly are not held back.
+NOT_HELD: list[Callable[[str, QuerySet[Job]], QuerySet[Job]]] = []
 
 
 class Search:
@@ -212,8 +214,8 @@ class Search:
     )
     def not_taken(self) -> Rows:
         found = [(head, rows) for head, rows in self.ready(self.seconds).items() if head.queue in self.view.served]
-        for free in extensions.through("free"):
-            # A limit may keep them, and nothing is wrong.
+        for free in NOT_HELD:
+            # A limit may hold back the others, and nothing is wrong.
             found = [(head, free(head.queue, rows)) for head, rows in found]
         return [rows for _, rows in found]
 

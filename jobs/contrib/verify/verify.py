@@ -17,8 +17,8 @@ from django.utils.translation import gettext
 
 from jobs import extensions, store
 from jobs.conf import conf
+from jobs.contrib.verify.rules import HISTORY, RULES, SHAPES, Rows, Rule, Search, View
 from jobs.inspection.counts import MOST, in_line
-from jobs.inspection.verify.rules import HISTORY, RULES, SHAPES, Rows, Rule, Search, View
 from jobs.models import LIVE, Job, State
 from jobs.models.fields import created_since
 from jobs.store import databases
@@ -130,8 +130,8 @@ def _hold_shapes(alias: str, findings: dict[str, Finding], everything: bool) -> 
 class Suspicion:
     """The rows of one database that break a rule, by the times that are written in them.
 
-    Right after an outage all times are old, and nothing is broken. So, under a bound, they are violations only if
-    nobody does anything about them while a worker could.
+    Right after an outage all times are old, and nothing is broken. So, under a bound, rows are violations only if they
+    stay as they are while a worker could put them right.
     """
 
     def __init__(self, rule: Rule, alias: str, view: View) -> None:
@@ -170,7 +170,7 @@ class Suspicion:
 
 
 def _first(rows: Rows, limit: int) -> dict[Hashable, list[Any]]:
-    """The first rows: their keys, and what changes about a job when somebody does something about it."""
+    """The first rows: their keys, and what changes about a job when it is put right."""
     found: dict[Hashable, list[Any]] = {}
     for part in rows:
         if isinstance(part, QuerySet):

@@ -5,8 +5,8 @@ from typing import Any
 
 from django.utils.translation import gettext, ngettext
 
-from jobs.inspection.why import waiting
-from jobs.inspection.why.view import COUNTS, Reason, View
+from jobs.contrib.why import waiting
+from jobs.inspection.view import COUNTS, Reason, View
 from jobs.lifecycle import unique
 from jobs.models import State
 
@@ -69,7 +69,7 @@ def failed(view: View) -> Iterator[Reason]:
 
 
 def taken_key(view: View) -> Iterator[Reason]:
-    """First, because it decides what can be done about the others."""
+    """It comes first: it decides whether the job can run again."""
     if (holder := unique.holder_of(view.job)) is not None:
         says = gettext("It cannot run again now: its unique key %(key)s is taken by the job %(holder)s (%(state)s).")
         cure = gettext("That one does the same work. If this one should run as well, retry it when that has ended.")

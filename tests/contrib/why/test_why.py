@@ -16,7 +16,7 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from jobs.conf import syncpoints
-from jobs.inspection.why import waiting
+from jobs.contrib.why import waiting
 from jobs.lifecycle import queues, transitions
 from jobs.lifecycle.transitions import PARKED
 from jobs.models import Cancellation, Instance, Job, Node
@@ -189,6 +189,11 @@ def test_unknown_id():
         call_command("jobs", "why", "7")
 
 
+def test_a_job_is_named_by_the_digits_that_lists_show():
+    job = make("failed")
+    assert ask(str(job.pk)[-8:].upper())["id"] == str(job.pk)
+
+
 def test_without_any_worker():
     assert codes(make("ready").pk) == ["no_worker"]
     make_node()
@@ -295,7 +300,8 @@ def test_jobs_of_one_moment_are_taken_in_the_order_of_their_calls(worker):
 
 
 def test_a_long_line_is_counted_up_to_a_bound(worker, monkeypatch):
-    monkeypatch.setattr("jobs.inspection.why.waiting.MOST", 3)
+    monkeypatch.setattr("jobs.contrib.why.waiting.MOST", 3)
+    monkeypatch.setattr("jobs.inspection.view.MOST", 3)
     for number in range(9):
         make("ready", age=10 + number, rank=number % 3)
     reason = first(make("ready", rank=9).pk)
@@ -333,7 +339,7 @@ def test_a_row_that_an_open_transaction_holds(worker):
 def test_a_transaction_that_slows_the_claims(worker, monkeypatch):
     if connection.vendor != "postgresql":
         pytest.skip("SQLite does not say")
-    monkeypatch.setattr("jobs.inspection.why.waiting.OLD", 0.1)
+    monkeypatch.setattr("jobs.contrib.why.waiting.OLD", 0.1)
     late, fresh = make("ready", age=3600), make("ready", rank=-1)
     with open_transaction(lambda: User.objects.count()):
         time.sleep(0.2)

@@ -15,11 +15,11 @@ from django.db import DatabaseError, OperationalError, connection, connections, 
 from django.db.models.functions import Now
 from django.urls import reverse
 
-from jobs.inspection import why
+from jobs.contrib.operator import kill
+from jobs.contrib.why import reasons as why
 from jobs.lifecycle import transitions
 from jobs.lifecycle.worker_state import is_alive
 from jobs.models import Action, Job, Node
-from jobs.operations import kill
 from jobs.store import databases, postgresql, worker_orders
 from tests import tasks
 from tests.helpers.gates import once_only, wait_for_file

@@ -3,14 +3,13 @@
 from collections.abc import Iterator
 from typing import Any
 
-from django.db.models import QuerySet, Subquery
 from django.utils.translation import gettext, ngettext
 
 from jobs import extensions, store
 from jobs.conf import worker_command
 from jobs.inspection.counts import MOST, UNKNOWN, at_least, in_line, late_after
 from jobs.inspection.times import duration
-from jobs.inspection.why.view import COUNTS, SHOWN, Reason, View
+from jobs.inspection.view import COUNTS, SHOWN, Reason, View
 from jobs.lifecycle.transitions import PARKED
 from jobs.models import Job, State
 from jobs.store import identity
@@ -141,11 +140,11 @@ def unknown_task(view: View) -> Iterator[Reason]:
 
 
 def locked(view: View) -> Iterator[Reason]:
-    """Somebody else holds the lock of its task."""
+    """Another job or process holds the lock of its task."""
     key, held = view.lock or ("", None)
     if held is None or held.job == view.job.pk:
         return
-    holder = gettext("the job %s") % held.job if held.job else gettext("somebody who is no job")
+    holder = gettext("the job %s") % held.job if held.job else gettext("a process that is no job")
     until = "" if held.left is None else gettext(", for %s more unless it is renewed") % duration(held.left)
     says = gettext("The lock %(key)s is held by %(holder)s%(until)s. It tries again until that is free.")
     cure = f"manage.py jobs why {held.job}" if held.job else ""
@@ -154,7 +153,7 @@ def locked(view: View) -> Iterator[Reason]:
 
 
 def held_up(view: View, code: str, says: str, question: str, value: Any, **evidence: Any) -> Iterator[Reason]:
-    """The reason that somebody else's transaction is, if the ``question`` finds one. Only PostgreSQL tells."""
+    """The reason that another session's transaction is, if the ``question`` finds one. Only PostgreSQL tells."""
     for pid, application, state, seconds in store.of(view.using).sessions(question, value)[:1]:
         evidence |= {"pid": pid, "application": application, "state": state, "seconds": seconds}
         cure = gettext("SELECT * FROM pg_stat_activity WHERE pid = %s shows what that does.") % pid
@@ -162,7 +161,7 @@ def held_up(view: View, code: str, says: str, question: str, value: Any, **evide
 
 
 def due(view: View) -> Iterator[Reason]:
-    """Its time has come, and nobody runs it yet."""
+    """Its time has come, and no worker runs it yet."""
     if not view.is_due:
         return
     yield from locked(view)
@@ -179,7 +178,7 @@ def due(view: View) -> Iterator[Reason]:
 
 
 def _write_lock(view: View) -> Iterator[Reason]:
-    """On SQLite nobody claims while a body is in its transaction, however many processes are idle."""
+    """On SQLite no worker claims while a body is in its transaction, however many processes are idle."""
     if not store.of(view.using).has_one_writer:
         return
     alive = [worker for worker in view.workers if worker.is_alive]
@@ -214,7 +213,7 @@ def _in_line(view: View) -> Iterator[Reason]:
         says = gettext("It has been due for %(ago)s, and a worker makes it ready in a moment.")
         yield Reason("due", says, "", words, **evidence)
         return
-    ahead, cure = ahead_of(view, in_line(view.using).filter(queue=job.queue)), ""
+    ahead, cure = view.ahead_of(in_line(view.using).filter(queue=job.queue)), ""
     evidence |= {"ahead": ahead, "capped": ahead == MOST}
     if ahead or 0 < processes <= running:
         cure = gettext("If that takes too long: more workers, or more processes (--concurrency).")
@@ -247,20 +246,6 @@ def _in_line(view: View) -> Iterator[Reason]:
             "all jobs that were ready since then."
         )
         yield from held_up(view, "old_transaction", says, "old", OLD)
-
-
-def ahead_of(view: View, ready: QuerySet[Job]) -> int:
-    """How many of these jobs have their turn before this one; the count ends at ``counts.MOST``."""
-    job, equal = view.job, ready.filter(rank=view.job.rank)
-    # As the database has it: SQLite compares texts, and Django would write another one.
-    run_at = Subquery(Job.objects.using(view.using).filter(pk=job.pk).values("run_at")[:1])
-    # One by one, each is a stretch of the index; in one condition they would read all of the queue.
-    parts = (
-        ready.filter(rank__lt=job.rank),
-        equal.filter(run_at__lt=run_at),
-        equal.filter(run_at=run_at, pk__lt=job.pk),
-    )
-    return min(MOST, sum(part[:MOST].count() for part in parts))
 
 
 def misfit(view: View) -> Iterator[Reason]:

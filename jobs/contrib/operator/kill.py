@@ -26,7 +26,7 @@ class Held(Exception):
 def order(key: uuid.UUID, using: str, why: str) -> None:
     """On SQLite, tell the worker before the transaction: the body holds the write lock, so its process has to go first.
 
-    Then the worker ends the job, or this process does, whoever is faster.
+    Then the worker ends the job, or this process does: the faster one.
     """
     if store.of(using).has_one_writer:
         for job in Job.objects.using(using).filter(pk=key, state=State.RUNNING):

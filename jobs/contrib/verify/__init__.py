@@ -1,0 +1,1 @@
+"""The promise as queries over live data (``manage.py jobs verify``)."""

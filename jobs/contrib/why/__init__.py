@@ -1,0 +1,1 @@
+"""Why a job is where it is: the reasons in the order in which they count, with evidence and cure."""

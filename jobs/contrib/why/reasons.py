@@ -1,0 +1,58 @@
+"""The reasons why a job is where it is, in the order in which they count. It reads, and changes nothing.
+
+The files beside this one have the reasons, by the state of the job.
+"""
+
+import uuid
+from typing import Any
+
+from django.utils.translation import gettext
+
+from jobs import extensions
+from jobs.conf import conf
+from jobs.contrib.why import ended, running, waiting
+from jobs.inspection.public import other
+from jobs.inspection.view import Reason, View, look_up
+from jobs.models import State
+
+
+def explain(key: uuid.UUID) -> tuple[View | None, list[Reason]]:
+    """The job, if there is one of that id, and the reasons; never without a reason."""
+    if (view := look_up(key)) is not None:
+        return view, of(view)
+    found: Any = other(key, "reasons")
+    if found is not None:
+        return None, [*found.reasons()]
+    says = gettext(
+        "There is no such job in %(databases)s: the transaction that enqueued it was rolled back or is still open, "
+        "the id is of a task that is no job, or the job ended long ago and was pruned."
+    )
+    cure = gettext(
+        "Look for the id in the logs of the process that enqueued it; compare its DATABASE_URL with this one's."
+    )
+    names = list(conf().DATABASES)
+    return None, [Reason("unknown", says, cure, {"databases": ", ".join(names)}, id=key, databases=names)]
+
+
+def of(view: View) -> list[Reason]:
+    """The reasons of a job: those of its state, and those of extensions before the last of these, or behind it."""
+    once: dict[str, Reason] = {}
+    *looks, last = LOOKS.get(view.job.state, FAILED)
+    more = [reason for look in extensions.through("reasons") for reason in look(view)]
+    first = [reason for look in looks for reason in look(view)]
+    causes, others = [[each for each in more if each.is_cause is wanted] for wanted in (True, False)]
+    for reason in (*first, *causes, *last(view), *others):
+        # Two looks may find the same reason: the first one counts.
+        once.setdefault(reason.code, reason)
+    return [reason if view.seen.path is None else reason.veiled(view.seen) for reason in once.values()]
+
+
+#: The looks for reasons by the job's state, in their order; those of failed jobs also for a state that does not exist.
+LOOKS: dict[str, Any] = {
+    State.SCHEDULED: waiting.LOOKS,
+    State.READY: waiting.LOOKS,
+    State.RUNNING: running.LOOKS,
+    State.SUCCEEDED: (ended.succeeded,),
+    State.CANCELLED: (ended.taken_key, ended.cancelled),
+}
+FAILED = (ended.taken_key, ended.failed)
