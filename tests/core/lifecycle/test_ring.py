@@ -221,8 +221,10 @@ def listening(monkeypatch):
     bell, stopping = Bell(), threading.Event()
     monkeypatch.setattr(listener, "bell", bell)
     board.queues = [queue()]
-    slot = board.take()
     thread = listener.listener_of("default", stopping)
+    if thread is None:
+        pytest.skip("nothing tells other sessions of new jobs: the clock looks for them")
+    slot = board.take()
     thread.start()
     # The first look finds nothing.
     time.sleep(0.3)
