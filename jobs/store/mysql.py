@@ -131,7 +131,9 @@ class MySQL(base.Store):
         found, head = [], first.values_list("queue", "rank", "age").first()
         while head is not None:
             queue, rank, age = head
-            found.append((queue, rank, age, ready.filter(queue=queue, rank=rank)[:most].count()))
+            # Unsorted: it would sort all of them.
+            beside = ready.filter(queue=queue, rank=rank).order_by()[:most]
+            found.append((queue, rank, age, beside.count()))
             behind = Q(queue=queue, rank__gt=rank) | Q(queue__gt=queue)
             head = first.filter(behind, queue__gte=queue).values_list("queue", "rank", "age").first()
         return found

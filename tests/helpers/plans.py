@@ -81,7 +81,7 @@ def rows_read() -> int:
         return sum(int(value) for _, value in cursor.fetchall())
 
 
-def asked_by(query: object) -> list[tuple[str, object]]:
+def asked_by(query: object, few: int = FEW) -> list[tuple[str, object]]:
     """The statements, each with its parameters: SQLite may have another plan for a value that stands in the text."""
     asked: list[tuple[str, object]] = []
 
@@ -92,7 +92,7 @@ def asked_by(query: object) -> list[tuple[str, object]]:
         before = rows_read()
         found = execute(sql, params, many, context)
         read = rows_read() - before
-        assert read < FEW, f"{read} rows were read: {sql}\n{plan(sql, params)}"
+        assert read < few, f"{read} rows were read: {sql}\n{plan(sql, params)}"
         return found
 
     with connection.execute_wrapper(note):

@@ -31,7 +31,7 @@ from jobs.models import Cancellation, Instance, Job, Marker
 from jobs.store import heartbeats, identity
 from jobs.store.databases import SideDatabase
 from tests.helpers.harness import ROOT, claim, environment
-from tests.helpers.plans import FEW, analyze, numbers, plan, rows_read
+from tests.helpers.plans import analyze, asked_by, numbers, plan
 from tests.helpers.rows import ERROR, let_beat, make, make_node
 from tests.helpers.servers import die_with_parent, wait_for
 from tests.helpers.terminal import OBEYED
@@ -215,15 +215,11 @@ def test_no_page_reads_the_backlog():
             )
     analyze("jobs_job")
     run("status", "--live")
-    before = rows_read() if connection.vendor == "mysql" else 0
-    with CaptureQueriesContext(connection) as queries:
-        run("status", "--live")
-        run("pause", "celery")
-    if connection.vendor == "mysql":
-        assert rows_read() - before < FEW
-        return
-    for sql in [query["sql"] for query in queries if "jobs_job" in query["sql"]]:
-        text = plan(sql)
+    # To count up to a number in an order, MariaDB sorts the queue by its index; only people ask for that.
+    for sql, params in asked_by(lambda: [run("status", "--live"), run("pause", "celery")], few=80_000):
+        if "jobs_job" not in sql or connection.vendor == "mysql":
+            continue
+        text = plan(sql, params)
         assert "Seq Scan on jobs_job" not in text, f"{sql}\n{text}"
         assert not re.search(r"SCAN (jobs_job|following|ready|job)\b(?! USING)", text), f"{sql}\n{text}"
 

@@ -8,10 +8,14 @@ from django.apps import apps
 from django.db import IntegrityError, OperationalError, connection, transaction
 from django.utils import timezone
 
-from jobs import store
+from jobs import extensions, store
+from jobs.lifecycle.board import board
+from jobs.maintenance import clock, rescue
 from jobs.models import Job, Marker, Node
 from jobs.store import databases, mysql
+from jobs.store.base import Claim
 from tests.helpers.concurrency import Elsewhere, open_transaction
+from tests.helpers.plans import analyze, asked_by, numbers
 from tests.helpers.rows import make
 
 pytestmark = [
@@ -58,16 +62,30 @@ def test_each_partial_index_has_a_whole_one_in_its_place():
     store.of("default").complete_schema([Job])
 
 
-def test_the_claim_reads_by_its_index():
-    Job.objects.bulk_create(Job(task="t", queue="celery") for _ in range(2000))
-    with connection.cursor() as cursor:
-        cursor.execute("ANALYZE TABLE jobs_job")
-        cursor.fetchall()
-    node = Node.objects.create(hostname="here", pid=1)
-    ready = store.of("default").ready("celery", node.pk)
-    plan = ready.values_list("pk")[:10].explain()
-    assert "jobs_job_ready" in plan
-    assert "filesort" not in plan
+def test_what_is_asked_all_the_time_reads_few_rows_however_many_wait(monkeypatch):
+    """50,000 jobs are ready, and as many are scheduled; a claim that sorted them would lock them all."""
+    for state, at in (("ready", "run_at"), ("scheduled", "run_at + INTERVAL 1 HOUR")):
+        make(state)
+        columns = [f"`{field.column}`" for field in Job._meta.concrete_fields if field.column not in ("id", "run_at")]
+        names = ", ".join(columns)
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"INSERT INTO jobs_job (id, run_at, {names}) SELECT UUID(), {at}, {names} "
+                f"FROM jobs_job, {numbers(50_000)} WHERE state = %s",
+                [state],
+            )
+    analyze("jobs_job")
+    node, at = Node.objects.create(hostname="here", pid=1), store.of("default")
+    monkeypatch.setattr(board, "queues", ["celery"])
+    hot = {
+        "claim": lambda: at.claim(Claim("celery", node.pk, 10, 1)),
+        "look": lambda: at.look(["celery"], extensions.merged("looks").values()),
+        "poll": lambda: at.has_ready(["celery"]),
+        "tick": clock.tick,
+        "rescue": lambda: rescue.Rescue(databases.SideDatabase()).run_once(),
+    }
+    for query in hot.values():
+        assert asked_by(query, few=500)
 
 
 def test_nobody_is_warned_of_what_the_store_makes_up_for():
