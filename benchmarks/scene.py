@@ -35,9 +35,9 @@ class Scene:
         self.peer.purge()
         truncate([User._meta.db_table])
         completions.path().unlink(missing_ok=True)
-        self.settle()
+        self.finish()
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         if self.peer.database == "postgres":
             self.execute("CHECKPOINT")
 
@@ -68,7 +68,7 @@ class Scene:
         for first in range(0, number, 10_000):
             with transaction.atomic():
                 self.peer.bulk(self.task(body), keys[first : first + 10_000])
-        self.settle()
+        self.finish()
         return keys
 
     def enqueue(self, body: str = "noop", number: int = 0) -> None:

@@ -25,7 +25,7 @@ from jobs.calling.following import calls_are_rows
 from jobs.calling.raised import exception_of
 from jobs.conf import conf
 from jobs.conf.logs import logger
-from jobs.lifecycle import ring
+from jobs.lifecycle import wakeups
 from jobs.models import ENDED, LIVE, WAITING, Job, State
 from jobs.models.values import as_uuid, decoded, jsonable
 from jobs.store import databases, stored
@@ -174,7 +174,7 @@ class Backend(BaseBackend):
         self._ensure_not_eager()
         ids, looks, pause, longest = set(task_ids), 0, FIRST_PAUSE, 0.5 if interval is None else interval
         deadline = None if timeout is None else time.monotonic() + timeout
-        with ring.Ear(databases.home()) as ear:
+        with wakeups.Listener(databases.home()) as listener:
             while ids:
                 for task_id, meta in self._over(ids).items():
                     ids.remove(task_id)
@@ -190,7 +190,7 @@ class Backend(BaseBackend):
                 if left <= 0 and deadline is not None:
                     raise celery.exceptions.TimeoutError("The operation timed out.")
                 # A long wait also listens; a short one is over before a connection is open.
-                sleep = partial(ear.sleep, ids=ids) if pause > LISTENS else self._sleep
+                sleep = partial(listener.sleep, ids=ids) if pause > LISTENS else self._sleep
                 sleep(max(0.0, min(pause, longest, left)))
                 pause *= GROWTH
 

@@ -43,7 +43,7 @@ E005 The database routers write jobs to {home!r}, which is not in JOBS['DATABASE
   -> Set JOBS = {{'DATABASES': [{home!r}, ...]}}, or route {label!r} to one of {aliases}.
 E006 JOBS['DATABASES'] names {alias!r}, and the database routers keep the tables of jobs out of it.
   -> Let allow_migrate({alias!r}, {label!r}) of DATABASE_ROUTERS return True, or None.
-E007 The database {alias!r} has AUTOCOMMIT = False: no worker would commit what it claims and settles.
+E007 The database {alias!r} has AUTOCOMMIT = False: no worker would commit what it claims and finishes.
   -> Remove AUTOCOMMIT; transaction.atomic() is what makes transactions.
 E010 These tasks have another serializer than JSON, and every call of them would raise: {tasks}.
   -> Remove their option serializer, or the setting task_serializer.
@@ -201,7 +201,7 @@ def check_databases() -> Iterator[CheckMessage]:
         if not database.get("AUTOCOMMIT", True):
             yield say("E007", alias=alias)
         level = options.get("isolation_level")
-        # One for what the companion's threads take turns at, and one that a hung query may hold; two for events.
+        # One for what the supervisor's threads take turns at, and one that a hung query may hold; two for events.
         yield from _small_pool(alias, database, 2 if conf().EVENT_BROKER is None else 4)
         if not store.of(alias).reads_committed(level):
             yield say("W004", alias=alias)

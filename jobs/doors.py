@@ -81,7 +81,7 @@ class Extension:
     # A run
 
     def around(self, run: Any) -> AbstractContextManager[Any]:
-        """A context around a run, from its claim until it is settled. May raise nothing of its own."""
+        """A context around a run, from its claim until it is finished. May raise nothing of its own."""
         return nullcontext()
 
     def say(self, run: Any, done: float, total: float | None, text: str) -> None:

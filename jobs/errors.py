@@ -61,7 +61,7 @@ class LostLease(Ignore):
 
 
 class NotSettled(Ignore):
-    """There was no database to claim or to settle this run: its node gives the job back when there is one again."""
+    """There was no database to claim or to finish this run: its node gives the job back when there is one again."""
 
 
 class EffectParked(Exception):

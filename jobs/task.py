@@ -145,7 +145,7 @@ class Task(celery.Task):
                     setattr(cls, name, value)
                 check_declaration(cls, cls.declared)
                 _check_body(inspect.getattr_static(cls, "run"))
-            cls._settle_limits(app)
+            cls._decide_limits(app)
             cls._read_options(app)
         except (TypeError, ValueError) as exc:
             # Celery goes on with a task that is half made; no call of it may do without what it was to promise.
@@ -157,7 +157,7 @@ class Task(celery.Task):
         following.install(app)
 
     @classmethod
-    def _settle_limits(cls, app: Any) -> None:
+    def _decide_limits(cls, app: Any) -> None:
         # A task that sets one of its time limits must not collide with the app's default of the other.
         hard, soft = cls.time_limit, cls.soft_time_limit
         if hard and soft and soft > hard:
@@ -264,7 +264,7 @@ class Task(celery.Task):
         call = self._compose(args, kwargs, options)
         self._set_unique_key(call)
         if retry_of is not None:
-            # Nothing is sent. The settle of that run writes it, after the rollback.
+            # Nothing is sent. The finish of that run writes it, after the rollback.
             retry_of.planned.append(call)
             return self._results([call], [call], options)[0]
         try:
@@ -430,7 +430,7 @@ class Task(celery.Task):
     def progress(self, done: float, total: float | None = None, text: str = "") -> None:
         """Say how far the body is: people see it within a second, though its transaction is open.
 
-        It costs no statement: the worker's companion writes it, at most once a second. The same as Celery's
+        It costs no statement: the worker's supervisor writes it, at most once a second. The same as Celery's
         ``update_state(state="PROGRESS", meta={"current": done, "total": total, ...})``, whatever the result backend is.
         Does nothing in a plain call.
 

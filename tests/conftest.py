@@ -25,7 +25,7 @@ from kombu import pools
 from xdist.scheduler import LoadScopeScheduling
 
 from jobs.conf import celery_settings, syncpoints
-from jobs.lifecycle.board import board
+from jobs.lifecycle.worker_state import worker_state
 from jobs.maintenance import clock
 from jobs.models import Job
 from tests.helpers import servers
@@ -193,11 +193,11 @@ def server(kind: type, user: str = "these tests") -> servers.Server:
 @pytest.fixture
 def node():
     """This process is a node: ``harness.deliver`` runs jobs in it."""
-    board.node = uuid.uuid4()
-    board.wipe()
+    worker_state.node = uuid.uuid4()
+    worker_state.wipe()
     from jobs.models import Node
 
-    return Node.objects.create(pk=board.node, hostname="here", pid=1)
+    return Node.objects.create(pk=worker_state.node, hostname="here", pid=1)
 
 
 @pytest.fixture
@@ -268,12 +268,12 @@ def redis_cache(redis_server, settings):
 
 @pytest.fixture(autouse=True)
 def _clean(request):
-    """Each test starts with an empty broker, and on a board without a stop."""
+    """Each test starts with an empty broker, and on a worker_state without a stop."""
     yield
     syncpoints.arm(None)
-    board.wipe()
-    board.queues, board.limits = [], {}
-    clock._places.clear()
+    worker_state.wipe()
+    worker_state.queues, worker_state.limits = [], {}
+    clock._positions.clear()
     if any(mark.kwargs.get("transaction") for mark in request.node.iter_markers("django_db")):
         _empty_broker()
 

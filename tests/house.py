@@ -88,7 +88,7 @@ def ways() -> dict[str, dict[str, Any]]:
     from django.db import transaction
     from django.test.utils import get_runner, setup_test_environment
 
-    from jobs.lifecycle.board import board
+    from jobs.lifecycle.worker_state import worker_state
     from jobs.models import Job, Node
     from jobs.models.fields import uuid7
     from jobs.worker.runner import Runner
@@ -99,8 +99,8 @@ def ways() -> dict[str, dict[str, Any]]:
     before = runner.setup_databases()
     try:
         app = current_app._get_current_object()
-        board.node, board.queues = uuid7(), [app.conf.task_default_queue]
-        Node.objects.create(pk=board.node, hostname="here", pid=os.getpid())
+        worker_state.node, worker_state.queues = uuid7(), [app.conf.task_default_queue]
+        Node.objects.create(pk=worker_state.node, hostname="here", pid=os.getpid())
         process = Runner(app, "here")
 
         def call() -> None:

@@ -38,7 +38,7 @@ class Bulk(Figure):
         scene.empty()
         keys = scene.users(number)
         scene.enqueue()
-        scene.settle()
+        scene.finish()
         began = time.perf_counter()
         with transaction.atomic():
             scene.peer.bulk(scene.task("noop"), keys)

@@ -152,7 +152,7 @@ def _tell(scene: Scene, keys: list[int]) -> None:
         with transaction.atomic():
             for pk in keys[first : first + PART]:
                 user_came(pk)
-    scene.settle()
+    scene.finish()
 
 
 def _services(scene: Scene, number: int, seconds: float) -> dict[str, float | None]:

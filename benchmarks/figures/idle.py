@@ -41,16 +41,16 @@ class Idle(Figure):
     peers = ("jobs", "celery-redis", "procrastinate")
     more_peers = (*OURS, *CALLERS)
     quick_peers = ("jobs", "celery-redis")
-    parts = ({"settle": 10, "seconds": 10},)
-    quick_parts = ({"settle": 3, "seconds": 4},)
+    parts = ({"finish": 10, "seconds": 10},)
+    quick_parts = ({"finish": 3, "seconds": 4},)
     rounds = 2
 
-    def measure(self, scene: Scene, settle: float = 0, seconds: float = 0, **options: Any) -> dict[str, float | None]:
+    def measure(self, scene: Scene, finish: float = 0, seconds: float = 0, **options: Any) -> dict[str, float | None]:
         scene.empty()
         scene.fill("idem", 200)
         with scene.workers() as pids:
             scene.wait(200, 15)
-            time.sleep(settle)
+            time.sleep(finish)
             servers, worker, began = scene.server_cpu(), processes.cpu_seconds(pids), time.monotonic()
             time.sleep(seconds)
             worker = processes.cpu_seconds(pids) - worker

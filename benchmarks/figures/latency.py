@@ -57,16 +57,16 @@ class Latency(Figure):
     peers = CALLERS
     more_peers = OURS
     quick_peers = ("jobs", "celery-redis", "procrastinate")
-    parts = ({"number": 150, "seconds": 8, "settle": 2},)
-    quick_parts = ({"number": 50, "seconds": 4, "settle": 1},)
+    parts = ({"number": 150, "seconds": 8, "finish": 2},)
+    quick_parts = ({"number": 50, "seconds": 4, "finish": 1},)
 
     def measure(
-        self, scene: Scene, number: int = 0, seconds: float = 0, settle: float = 0, **options: Any
+        self, scene: Scene, number: int = 0, seconds: float = 0, finish: float = 0, **options: Any
     ) -> dict[str, float | None]:
         scene.empty()
         with scene.workers():
             scene.warm()
-            time.sleep(settle)
+            time.sleep(finish)
             found = scene.latencies(number, seconds)
         return {
             "p50_ms": quantile(found, 0.5),

@@ -67,7 +67,7 @@ class Limits(Figure):
                     with transaction.atomic():
                         task.delay_many(order[first : first + 10_000], queue=queue)
             scene.execute("VACUUM ANALYZE jobs_job")
-            scene.settle()
+            scene.finish()
             claimers = {"plain": Claimer(), "limited": LimitedClaimer(app)}
             times: dict[str, list[float]] = {queue: [] for queue in claimers}
             deadline = time.monotonic() + seconds

@@ -86,7 +86,7 @@ class Size(Figure):
         completions.path().unlink(missing_ok=True)
         scene.execute("VACUUM (ANALYZE) jobs_job")
         [(before,)] = scene.execute("SELECT count(*) FROM jobs_job")
-        scene.settle()
+        scene.finish()
         warm_up(scene)
         added = compare(scene, number)["added_ms"]
         with scene.workers():

@@ -11,7 +11,7 @@ from django.db import connections
 from jobs import extensions, signals
 from jobs.calling import request
 from jobs.conf.syncpoints import reach
-from jobs.lifecycle import ring
+from jobs.lifecycle import wakeups
 from jobs.models import Job
 
 
@@ -27,7 +27,7 @@ class AfterCommit:
 
     def __call__(self) -> None:
         reach("before_ring")
-        ring.ring(self.using, self.queues)
+        wakeups.notify(self.using, self.queues)
         for app, job in self.recorded:
             job.forget_computed()
             for committed in extensions.through("committed"):
@@ -55,7 +55,7 @@ def hook_of(connection: Any) -> AfterCommit | None:
     return hook
 
 
-def ring_after(using: str, name: str) -> None:
+def notify_after(using: str, name: str) -> None:
     """Ring for something that is no job, after the commit of the current transaction."""
     if (hook := hook_of(connections[using])) is not None:
         hook.queues.add(name)

@@ -30,8 +30,8 @@ from jobs.conf import celery_app, conf
 from jobs.conf.syncpoints import reach
 from jobs.errors import LONGEST
 from jobs.lifecycle import transitions
-from jobs.lifecycle.board import board
-from jobs.lifecycle.ring import bell
+from jobs.lifecycle.wakeups import wakeup
+from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job, State
 from jobs.models.fields import uuid7
 from jobs.models.values import as_uuid, scrub, storable
@@ -321,7 +321,7 @@ def receive(task: str, request: Any, args: Any, kwargs: Any) -> None:
     reach("before_receive")
     Job.objects.using(databases.job_alias()).bulk_create([job], ignore_conflicts=True)
     reach("after_receive")
-    bell.ring()
+    wakeup.send()
 
 
 def _stated(request: Any, delivery: Mapping[str, Any]) -> dict[str, Any]:
@@ -344,7 +344,7 @@ def _arrived_by(app: Any, delivery: Mapping[str, Any]) -> Any:
     if app is not None and exchange and (bound := bound_queue(app, str(exchange), routing_key)) is not None:
         return bound.name
     # Through the default exchange a queue is reached by its name. What others have bound is run by whoever got it.
-    consumed = board.queues
+    consumed = worker_state.queues
     return consumed[0] if exchange and consumed and routing_key not in consumed else routing_key
 
 

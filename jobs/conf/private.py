@@ -17,7 +17,7 @@ TESTED = {"celery": "5.7", "kombu": "5.7", "billiard": "4.3"}
 #: The name, the release since which it is there (before, ``jobs/conf/celery_release.py`` does without it), its first
 #: parameters (of what is no function: ``-``), the file here, and what it is used for.
 PRIVATE = """
-billiard.pool:Worker._make_child_methods self loads     | pool.py: a process waits for its pipe or the bell
+billiard.pool:Worker._make_child_methods self loads     | pool.py: a process waits for its pipe or the wake-up
 billiard.pool:Worker.wait_for_job -                     | pool.py: what a process does between two stock tasks
 billiard.pool:Worker.inq -                              | pool.py: the pipe of stock tasks
 billiard.queues:_SimpleQueue._reader -                  | pool.py: its end to read from
@@ -35,7 +35,7 @@ billiard.pool:Pool._worker_active self worker           | pool.py: pool_shrink t
 billiard.pool:Pool.did_start_ok self                    | pool.py: a process may die before the broker is reached
 billiard.pool:Pool.maintain_pool self                   | pool.py: dead processes are replaced without the event loop
 billiard.pool:pickle_loads -                            | pool.py: a stock task out of the pipe
-billiard.common:terminate_handler_fired -               | settlement.py: a process that was told to end
+billiard.common:terminate_handler_fired -               | finish.py: a process that was told to end
 celery.concurrency.asynpool:AsynPool._create_write_handlers self hub | pool.py: which process gets a stock task
 celery.concurrency.asynpool:AsynPool.process_flush_queues self proc  | pool.py: a new process says that it is up
 celery.concurrency.asynpool:AsynPool.on_poll_start -    | pool.py: the busy processes, before one is chosen
@@ -53,7 +53,7 @@ celery.worker.autoscale:Autoscaler.qty -                | steps.py: processes th
 celery.worker.autoscale:Autoscaler.maybe_scale self     | steps.py: the autoscaler looks without messages, too
 celery.beat:Scheduler.apply_async self entry producer advance | celery_beat.py: beat makes no calls beside the workers
 celery.beat:Scheduler.reserve self entry                | celery_beat.py: the same
-celery.schedules:crontab.remaining_delta self last_run_at tz | moments.py: the hour that comes twice
+celery.schedules:crontab.remaining_delta self last_run_at tz | ticks.py: the hour that comes twice
 celery.fixups.django:DjangoWorkerFixup.on_task_prerun self sender | steps.py: connections are kept between jobs
 celery.fixups.django:DjangoWorkerFixup.on_task_postrun self sender | steps.py: the same
 celery.worker.worker:WorkController.wait_for_soft_shutdown self | broker.py: a soft stop waits for jobs

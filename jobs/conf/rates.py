@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-#: Places that a limit may have.
+#: Slots that a limit may have.
 MOST = 10_000
 #: The number of a rate is below this, whatever its time.
 TOO_HIGH = 1_000_000
@@ -24,7 +24,7 @@ class Limit:
     """What holds for the jobs of one task (or of one key of it), or of one queue."""
 
     #: How many run at once; None: any number.
-    places: int | None = None
+    slots: int | None = None
     #: As it was written; None: as many as there are.
     rate: str | float | None = None
     #: What the rate comes to: so many start at once, and so many seconds after the last one the next may. In no stretch

@@ -129,7 +129,7 @@ class Relay(models.Model):
     id = models.SmallIntegerField(primary_key=True)
     #: The worker that publishes to the broker, as long as it lives.
     node = models.UUIDField(null=True)
-    #: The last ``Job.order_place`` that was given.
+    #: The last ``Job.order_position`` that was given.
     place = models.BigIntegerField(default=0)
 
     class Meta:
@@ -140,12 +140,12 @@ class Relay(models.Model):
 #: it has a place.
 COLUMNS: dict[str, Any] = {
     "order_key": models.CharField(_("order key"), max_length=255, null=True),
-    "order_place": models.BigIntegerField(null=True),
+    "order_position": models.BigIntegerField(null=True),
 }
 INDEXES = [
     models.Index(
         name="jobs_job_order",
-        fields=["order_key", "order_place", "state"],
+        fields=["order_key", "order_position", "state"],
         condition=Q(order_key__isnull=False, state__in=("scheduled", "ready", "running")),
     )
 ]

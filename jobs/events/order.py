@@ -1,6 +1,6 @@
 """Jobs that wait behind others: of those of one ``order_key`` one after the other runs, each when the one before ended.
 
-A job that waits behind others has a position (``order_place``), the smallest first, and a time that never comes. To
+A job that waits behind others has a position (``order_position``), the smallest first, and a time that never comes. To
 release it takes away both. It is released if no other job of its key is live, be that to run or to be tried again. The
 process that ends a job releases the next one. If it dies before it does, the next tick of any worker finds that one.
 """
@@ -16,7 +16,7 @@ from django.db.models import QuerySet
 
 from jobs.events import store
 from jobs.events.models import EVENT_HEADER, Relay
-from jobs.lifecycle import ring
+from jobs.lifecycle import wakeups
 from jobs.lifecycle.transitions import NEVER
 from jobs.maintenance import Seldom
 from jobs.models import LIVE, Job, State
@@ -34,13 +34,13 @@ def release(using: str, keys: Iterable[str]) -> int:
     wanted: set[Any] = set(keys)
     if len(wanted) > 1:
         # Most of many have a live one.
-        rows = Job.objects.using(using).filter(order_key__in=wanted, order_place=None, state__in=LIVE)
+        rows = Job.objects.using(using).filter(order_key__in=wanted, order_position=None, state__in=LIVE)
         wanted -= set(rows.order_by().values_list("order_key", flat=True))
     for key in sorted(wanted):
         queue = store.release_first(using, key)
         if queue is not None:
             done += 1
-            transaction.on_commit(partial(ring.ring, using, {queue}), using=using, robust=True)
+            transaction.on_commit(partial(wakeups.notify, using, {queue}), using=using, robust=True)
     return done
 
 
@@ -49,7 +49,7 @@ def release_next(job: Job) -> None:
     about = job.headers.get(EVENT_HEADER) or {}
     if about.get("order_key") is not None:
         using = str(job._state.db)
-        with suppress(Error), of(using).turn():
+        with suppress(Error), of(using).write_mutex():
             release(using, [named(job.task, about["order_key"])])
 
 
@@ -69,7 +69,7 @@ def behind(job_id: uuid.UUID) -> dict[str, Any]:
 
     The first 64 bits of an id are the time at which it was made.
     """
-    return {"state": State.SCHEDULED, "run_at": NEVER, "order_place": (job_id.int >> 64) - 2**63}
+    return {"state": State.SCHEDULED, "run_at": NEVER, "order_position": (job_id.int >> 64) - 2**63}
 
 
 _seldom = Seldom(20)

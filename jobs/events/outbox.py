@@ -6,7 +6,7 @@ import json
 import uuid
 from typing import Any
 
-from jobs.calling.after_commit import ring_after
+from jobs.calling.after_commit import notify_after
 from jobs.conf import conf, service
 from jobs.events import store
 from jobs.lifecycle.run import current_job
@@ -30,5 +30,5 @@ def insert(
     told = {"uuid": key.hex, "name": name, "version": version, "source": service(), "data": text}
     told |= {"order_key": order_key, "headers": json.dumps(headers) if headers else None, "job": job and job.pk.hex}
     store.insert(using, told)
-    ring_after(using, WAKEUP)
+    notify_after(using, WAKEUP)
     return key

@@ -28,8 +28,8 @@ from jobs.conf.syncpoints import reach
 from jobs.events import order, store
 from jobs.events.models import ARGS, EVENT_HEADER, UNRELAYED, Event, Relay, Subscription
 from jobs.events.services import publisher
-from jobs.lifecycle.board import board
 from jobs.lifecycle.transitions import NEVER, now_plus
+from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job, Node, State
 from jobs.models.fields import uuid7
 from jobs.models.values import named
@@ -271,7 +271,7 @@ def make_jobs(
         behind += rest
     for job in behind:
         relay.place += 1
-        job.order_place, job.state, job.run_at = relay.place, State.SCHEDULED, NEVER
+        job.order_position, job.state, job.run_at = relay.place, State.SCHEDULED, NEVER
     if behind:
         relay.save(update_fields=["place"])
         # Race: the job before them may have ended since ``store.busy``, and found no other one behind it.
@@ -347,7 +347,7 @@ class RelayThread:
 
         Those of a node that was taken for dead may have been forgotten.
         """
-        node = board.node
+        node = worker_state.node
         if self._registered.get(using) == node:
             return
         with transaction.atomic(using=using):

@@ -176,12 +176,12 @@ def metrics() -> Iterator[tuple[str, str, list[str], Any]]:
 def reasons(view: View) -> Iterator[Reason]:
     """Events of one order key are handled one after the other."""
     job: Any = view.job
-    if job.order_place is None:
+    if job.order_position is None:
         return
     key = view.seen.text("key", job.order_key)
     line = Job.objects.using(view.using).filter(order_key=job.order_key, state__in=LIVE)
-    out = line.filter(order_place=None).first()
-    ahead = line.filter(order_place__lt=job.order_place)[:MOST].count()
+    out = line.filter(order_position=None).first()
+    ahead = line.filter(order_position__lt=job.order_position)[:MOST].count()
     if out is None:
         says = gettext("It waits behind others of its order key (%(key)s), and a worker lets the first of them in now.")
         yield Reason("in_order", says, "", {"key": key}, order_key=key, ahead=ahead)

@@ -21,7 +21,7 @@ KEYS = 1000
 _LIVE = "state IN ('scheduled', 'ready', 'running')"
 
 #: Whether a job waits behind another one. The first condition is that of the index.
-_WAITS = f"order_key IS NOT NULL AND order_place IS NOT NULL AND {_LIVE} AND state = 'scheduled'"
+_WAITS = f"order_key IS NOT NULL AND order_position IS NOT NULL AND {_LIVE} AND state = 'scheduled'"
 
 #: What the clock asks of each database (``Extension.looks``).
 LOOKS = {
@@ -134,9 +134,9 @@ _LOCK = "SELECT pg_advisory_xact_lock(hashtextextended(key, 7216)) FROM unnest({
 
 #: The first that waits, if no other one of its key is live.
 RELEASE = f"""
-UPDATE jobs_job SET state = 'ready', run_at = {{now}}, order_place = NULL
-WHERE id = (SELECT id FROM jobs_job WHERE order_key = {{key}} AND {_WAITS} ORDER BY order_place LIMIT 1) AND {_WAITS}
-  AND NOT EXISTS (SELECT 1 FROM jobs_job WHERE order_key = {{key}} AND order_place IS NULL AND {_LIVE})
+UPDATE jobs_job SET state = 'ready', run_at = {{now}}, order_position = NULL
+WHERE id = (SELECT id FROM jobs_job WHERE order_key = {{key}} AND {_WAITS} ORDER BY order_position LIMIT 1) AND {_WAITS}
+  AND NOT EXISTS (SELECT 1 FROM jobs_job WHERE order_key = {{key}} AND order_position IS NULL AND {_LIVE})
 RETURNING queue
 """
 
@@ -149,7 +149,7 @@ WITH RECURSIVE line (name) AS (
     WHERE line.name IS NOT NULL
 )
 SELECT name FROM line WHERE name IS NOT NULL AND NOT EXISTS (
-    SELECT 1 FROM jobs_job WHERE order_key = line.name AND order_place IS NULL AND {_LIVE}
+    SELECT 1 FROM jobs_job WHERE order_key = line.name AND order_position IS NULL AND {_LIVE}
 ) LIMIT {KEYS}
 """
 
@@ -157,7 +157,7 @@ SELECT name FROM line WHERE name IS NOT NULL AND NOT EXISTS (
 #: a join, or without the order, it might read all lines.
 _BUSY = """
 WITH line (name) AS (VALUES {keys}) SELECT name FROM line
-WHERE (SELECT 1 FROM jobs_job WHERE order_key = line.name AND {live} ORDER BY order_place LIMIT 1) IS NOT NULL
+WHERE (SELECT 1 FROM jobs_job WHERE order_key = line.name AND {live} ORDER BY order_position LIMIT 1) IS NOT NULL
 """
 
 
@@ -208,12 +208,12 @@ def _release_sqlite(using: str, key: str) -> str | None:
 
 
 def _release(using: str, key: str) -> str | None:
-    line = Job.objects.using(using).filter(order_key=key, order_place__isnull=False, state=State.SCHEDULED)
-    others = Job.objects.using(using).filter(order_key=OuterRef("order_key"), order_place=None, state__in=LIVE)
+    line = Job.objects.using(using).filter(order_key=key, order_position__isnull=False, state=State.SCHEDULED)
+    others = Job.objects.using(using).filter(order_key=OuterRef("order_key"), order_position=None, state__in=LIVE)
     with transaction.atomic(using=using):
         lock(using, [key])
-        first = line.order_by("order_place").values_list("pk", "queue").first()
+        first = line.order_by("order_position").values_list("pk", "queue").first()
         if first is None:
             return None
         mine = line.filter(~Exists(others), pk=first[0])
-        return first[1] if mine.update(state=State.READY, run_at=Now(), order_place=None) else None
+        return first[1] if mine.update(state=State.READY, run_at=Now(), order_position=None) else None

@@ -1,1 +1,1 @@
-"""One run: the body in its transaction, the completion, the settle."""
+"""One run: the body in its transaction, the completion, the finish."""

@@ -1,4 +1,4 @@
-"""The pipeline of a run, to be read from top to bottom: begin, body in its transaction, completion, settle, tell.
+"""The pipeline of a run, to be read from top to bottom: begin, body in its transaction, completion, finish, tell.
 
 The job was claimed before (``jobs.worker.runner``). A ``Run`` is handed from step to step. A step that ends the run
 raises, or returns, what Celery is told (``jobs.execution.tracer``).
@@ -25,13 +25,13 @@ from jobs.conf import sentry
 from jobs.conf.logs import log
 from jobs.conf.syncpoints import reach
 from jobs.errors import LostLease, Replaced
-from jobs.execution import settlement, tracer
+from jobs.execution import finish, tracer
 from jobs.idempotency import markers
 from jobs.idempotency.keys import fingerprint
 from jobs.idempotency.locks import lock, wake_left
 from jobs.lifecycle import completion, transitions
-from jobs.lifecycle.board import BODY, NAMED, board
 from jobs.lifecycle.run import RECONNECT, Run, current
+from jobs.lifecycle.worker_state import BODY, NAMED, worker_state
 from jobs.models import Job
 from jobs.models.values import decoded, safe_repr
 from jobs.store import databases
@@ -53,9 +53,9 @@ def run(run: Run) -> None:
         traced(request.id, request.args, request.kwargs, request)
         if run.state is None:
             # Else the job would be given back again and again.
-            settlement.settle(run, RuntimeError("what is wrapped around a run did not call it"), lost=True)
+            finish.finish(run, RuntimeError("what is wrapped around a run did not call it"), lost=True)
     except Exception as exc:
-        settlement.let_end(exc)
+        finish.let_end(exc)
         log(logging.ERROR, run.job, "ended unexpectedly", "run_broken", exc_info=exc)
         run.told = run.told or exc
         tracer.tell_broken(run, exc)
@@ -77,19 +77,19 @@ def _traced(run: Run, *given: Any) -> None:
 
 
 def _call(run: Run) -> Any:
-    """From the begin to the settle; what it returns or raises is what Celery is told."""
+    """From the begin to the finish; what it returns or raises is what Celery is told."""
     job, request = run.job, run.request
-    with settlement.unmasked():
+    with finish.unmasked():
         try:
             try:
                 tracer.begin(run)
             except Exception as exc:
-                settlement.settle(run, exc)
+                finish.finish(run, exc)
             _give(run)
             reach("after_claim")
             with extensions.around("around", run):
                 if "v" in job.options and calls.is_newer(job.options):
-                    settlement.write(run, lambda: transitions.hand_back(job, NEWER_PAUSE))
+                    finish.write(run, lambda: transitions.hand_back(job, NEWER_PAUSE))
                     run.report(logging.WARNING, "left to the workers of a later release", "handed_back")
                     raise Ignore()
                 log(logging.DEBUG, job, "started", "started")
@@ -120,14 +120,14 @@ def receive(task: Any, context: Any, args: Any, kwargs: Any) -> Any:
     for pause in RECONNECT:
         time.sleep(pause)
         try:
-            with settlement.unmasked():
+            with finish.unmasked():
                 calls.receive(task.name, context, args, kwargs)
         except (TypeError, ValueError, DataError, IntegrityError) as exc:
             if task.key_templates:
                 # Without a row there is neither marker nor lock, and it would do what they are to prevent.
                 raise
             text = "was sent by name and not by delay(), and cannot be kept as a job; it runs as a stock Celery task"
-            extra = board.about("foreign", job=str(context.id), task=task.name)
+            extra = worker_state.about("foreign", job=str(context.id), task=task.name)
             logger.warning("%s[%s] %s: %s", task.name, context.id, text, exc, extra=extra)
             break
         except Error as exc:
@@ -144,13 +144,13 @@ def receive(task: Any, context: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _holding_lock(run: Run) -> Any:
-    """Hold the task's lock until the run is settled: the next holder sees what it committed."""
+    """Hold the task's lock until the run is finished: the next holder sees what it committed."""
     with ExitStack() as held:
         try:
             key = run.task.key_templates["lock"].of(run.job.args, run.job.kwargs)
             run.lock_token = held.enter_context(lock(key, ttl=run.task.lock_ttl))
         except BaseException as exc:
-            return settlement.settle(run, exc, lost=isinstance(exc, Error))
+            return finish.finish(run, exc, lost=isinstance(exc, Error))
         return _perform(run)
 
 
@@ -187,7 +187,7 @@ class Raised:
 
 
 def _perform(run: Run) -> Any:
-    """Run the body, settle, and tell Celery; and run it again if its transaction met another one's.
+    """Run the body, finish, and tell Celery; and run it again if its transaction met another one's.
 
     A conflict is neither the body's failure nor a retry of the task: the run goes on under the same claim as long as it
     owns the job.
@@ -204,12 +204,12 @@ def _perform(run: Run) -> Any:
                 time.sleep(random.uniform(0, pause))
                 run.planned.clear()
                 _give(run)
-                settlement.write(run, lambda: transitions.owns(run.job))
+                finish.write(run, lambda: transitions.owns(run.job))
             # Celery's autoretry may have made a retry of a conflict: then it comes again in its time.
             case Raised(exc) | Conflict(Retry() as exc):
-                return settlement.settle(run, exc)
+                return finish.finish(run, exc)
             case Conflict(exc) | Lost(exc):
-                return settlement.settle(run, exc, lost=True)
+                return finish.finish(run, exc, lost=True)
 
 
 def _attempt(run: Run) -> Committed | Conflict | Lost | Raised:
@@ -222,7 +222,7 @@ def _attempt(run: Run) -> Committed | Conflict | Lost | Raised:
         args, kwargs = decoded(job.args), decoded(job.kwargs)
         at = store.of(using)
         # Where there is one writer the worker's processes take turns.
-        with at.turn() if task.atomic else _NOTHING, transaction.atomic(using) if task.atomic else _NOTHING:
+        with at.write_mutex() if task.atomic else _NOTHING, transaction.atomic(using) if task.atomic else _NOTHING:
             try:
                 reached = "body"
                 at.prepare_body()
@@ -248,7 +248,7 @@ def _attempt(run: Run) -> Committed | Conflict | Lost | Raised:
                 if not task.atomic:
                     # The body's work is committed: what the database refuses from now on is not its failure.
                     reached = "commit"
-                stored = None if run.result is None else settlement.storable(run, run.result)
+                stored = None if run.result is None else finish.storable(run, run.result)
                 written = [write for look in extensions.through("completing") if (write := look(run)) is not None]
                 # With atomic=False the completion and what follows have a transaction of their own.
                 needs_own = not task.atomic and (written or databases.in_test(using))
@@ -277,13 +277,13 @@ def _attempt(run: Run) -> Committed | Conflict | Lost | Raised:
     except BaseException as exc:
         is_sent = reached == "commit"
         # No other name: with its frame it would hold itself, and what the body held, until Python collects garbage.
-        exc = settlement.shutdown_behind(exc) or (_what_struck(exc) if is_sent else exc)
-        if is_sent and settlement.is_committed(run):
+        exc = finish.shutdown_behind(exc) or (_what_struck(exc) if is_sent else exc)
+        if is_sent and finish.is_committed(run):
             return Committed(source, exc)
         if task.atomic and _is_conflict(_what_struck(exc)):
             return Conflict(exc)
         # The database refused, before the body or at its commit.
-        is_refused = isinstance(exc, Error) and (reached == "begin" or (is_sent and settlement.is_passing(exc)))
+        is_refused = isinstance(exc, Error) and (reached == "begin" or (is_sent and finish.is_passing(exc)))
         return Lost(exc) if is_lost or is_refused else Raised(exc)
     return Committed(source)
 
@@ -360,4 +360,4 @@ def _is_conflict(exc: BaseException) -> bool:
 
 def _what_struck(exc: BaseException) -> BaseException:
     """A soft limit comes out as the driver's complaint about an interrupted COMMIT, or as a conflict in its cleanup."""
-    return next((each for each in settlement.chain(exc) if isinstance(each, SoftTimeLimitExceeded)), exc)
+    return next((each for each in finish.chain(exc) if isinstance(each, SoftTimeLimitExceeded)), exc)

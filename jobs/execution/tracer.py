@@ -22,7 +22,7 @@ from celery.utils.saferepr import saferepr
 from kombu.exceptions import EncodeError
 
 from jobs.errors import Snooze
-from jobs.execution import settlement
+from jobs.execution import finish
 from jobs.lifecycle.run import Run
 
 #: Celery's own: projects set its level.
@@ -126,5 +126,5 @@ def _handle(run: Run, name: str, *args: Any) -> None:
     try:
         getattr(run.task, name)(*args)
     except Exception as exc:
-        settlement.let_end(exc)
+        finish.let_end(exc)
         celery_logger.exception("Task %s[%s] %s handler raised: %r", run.task.name, run.request.id, name, exc)

@@ -377,7 +377,7 @@ def _wake_later(key: str) -> None:
     run = current_run()
     using = run.using if run is not None else home()
     if run is not None:
-        # If its transaction rolls back, that of its settle is the next one.
+        # If its transaction rolls back, that of its finish is the next one.
         run.released.add(key)
     # With autocommit off nobody tells us of the commit.
     if connections[using].in_atomic_block or connections[using].get_autocommit():
@@ -385,7 +385,7 @@ def _wake_later(key: str) -> None:
 
 
 def wake_left(run: Run) -> None:
-    """After the settle of a run: for the locks of which no commit has told."""
+    """After the finish of a run: for the locks of which no commit has told."""
     for key in sorted(run.released):
         wake(key)
 
@@ -396,7 +396,7 @@ def wake(key: str, run: Run | None = None) -> None:
         run.released.discard(key)
     for alias in conf().DATABASES:
         try:
-            with store.of(alias).turn():
+            with store.of(alias).write_mutex():
                 if transitions.wake(key, alias):
                     return
         except Error:

@@ -104,7 +104,7 @@ def new_token() -> int:
 def renew(job: Job) -> bool:
     """Give a claimed row a token of its own, and its claim a synchronous commit; False: it was given back meanwhile.
 
-    Race: the companion gives back what waits behind a long body, by the token of the claim. One finds the row changed.
+    Race: the supervisor gives back what waits behind a long body, by the token of the claim. One finds the row changed.
     The token is the claim's below zero, by which :func:`begun` knows the row.
     """
     token = -abs(job.token or 0)
@@ -116,9 +116,9 @@ def renew(job: Job) -> bool:
 def begun(runs: Sequence[Claimed]) -> list[Claimed]:
     """Which runs of dead processes may have been begun, as far as their rows tell. The others have not been.
 
-    A process runs a claim in its order, and settles each row before it begins the next one: so the first that is left
+    A process runs a claim in its order, and finishes each row before it begins the next one: so the first that is left
     may have been begun. Of a claim that is not young any more it renews a row first: then it is the renewed one. What
-    no row tells: whether the process died just before it began the row, or went on when a settle had failed.
+    no row tells: whether the process died just before it began the row, or went on when a finish had failed.
 
     Parameters:
         runs: all that is left of each claim, in the order of the queue.

@@ -15,9 +15,9 @@ from django.db.transaction import TransactionManagementError
 from jobs import signals
 from jobs.conf import logs
 from jobs.errors import Cancel, LostLease
-from jobs.lifecycle import ring, transitions
-from jobs.lifecycle.board import Slot
+from jobs.lifecycle import transitions, wakeups
 from jobs.lifecycle.completion import owned
+from jobs.lifecycle.worker_state import ProcessState
 from jobs.models import ENDED, Job, State
 from jobs.models.values import decoded, jsonable
 from jobs.store import databases
@@ -33,7 +33,7 @@ class Run:
     task: Any
     job: Job
     #: Where the process shows what it runs.
-    slot: Slot
+    slot: ProcessState
     #: The request that the body sees (``jobs.calling.request``); None of a row of which none can be made.
     request: Any = None
     #: What ``Task.retry()`` sent: the last is this job again, and each other one becomes a job of its own.
@@ -83,7 +83,7 @@ class Run:
 
 
 def save_cursor(job: Job, value: Any) -> None:
-    """See ``Job.save_cursor``. The fence is that of every settle: a zombie finds no row."""
+    """See ``Job.save_cursor``. The fence is that of every finish: a zombie finds no row."""
     kept = jsonable(value, "the cursor")
     run = current_run()
     if run is not None and run.job is job and run.task.atomic:
@@ -109,13 +109,13 @@ def persistently(run: Run, action: Callable[[], bool]) -> bool | None:
                     "a statement outside of any savepoint failed, and with it the transaction of the whole test: test "
                     "this with TransactionTestCase (pytest: django_db(transaction=True))"
                 ) from exc
-            logs.log(logging.WARNING, run.job, f"is not settled yet: {exc}", "settle_retried")
+            logs.log(logging.WARNING, run.job, f"is not finished yet: {exc}", "finish_retried")
             databases.drop(run.using)
     return None
 
 
 def report(job: Job, using: str, action: str, text: str, level: int = logging.INFO, **more: Any) -> str:
-    """Say what became of a run, after its settle was committed; returns it in one word (see ``jobs.signals``).
+    """Say what became of a run, after its finish was committed; returns it in one word (see ``jobs.signals``).
 
     The row decides, not what was wanted: a run that asked for a retry may have been asked to end, and a job that
     should go back may have reached its limit.
@@ -128,7 +128,7 @@ def report(job: Job, using: str, action: str, text: str, level: int = logging.IN
         action, text, level = "failed", f"failed: {error['type']}: {error['message']}", logging.ERROR
     logs.log(level, job, text, action, **more)
     if job.state in ENDED:
-        ring.answer(job, using)
+        wakeups.answer(job, using)
     if action == "succeeded":
         signals.succeeded.tell(job, using)
     elif action in ("retried", "failed", "cancelled"):

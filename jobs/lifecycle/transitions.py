@@ -1,7 +1,7 @@
 """The state machine: every transition of a job, each one conditional statement.
 
 Each function names the race that its condition decides. Out of ``running`` there is one door,
-:func:`_settle` (and ``completion.succeed`` for success), fenced by the claim: lease and token. Nobody else writes
+:func:`_finish` (and ``completion.succeed`` for success), fenced by the claim: lease and token. Nobody else writes
 ``Job.state``.
 """
 
@@ -23,7 +23,7 @@ from django.utils import timezone
 from jobs import extensions, signals, store
 from jobs.conf import conf
 from jobs.errors import UniqueBusy, UniqueTaken
-from jobs.lifecycle import ring, unique
+from jobs.lifecycle import unique, wakeups
 from jobs.lifecycle.completion import owned
 from jobs.models import AWAITING, CLAIMABLE, ENDED, LIVE, UNSUCCESSFUL, WAITING, Cancellation, Job, Node, State
 from jobs.models.columns import ORDER, Part, named
@@ -84,7 +84,7 @@ def _waiting(run_at: Any) -> dict[str, Any]:
 # Out of running: the one door
 
 
-def _settle(job: Job, **values: Any) -> bool:
+def _finish(job: Job, **values: Any) -> bool:
     """Race: this run may be a zombie, whose job was given to another. Then no row matches: False."""
     if values["state"] in UNSUCCESSFUL and (written := _written_with(job, values["error"])):
         with transaction.atomic(using=job._state.db):
@@ -116,16 +116,16 @@ def add_own(task: str, args: list[Any], using: str, queue: str, parent: Job | No
     for change in extensions.through("inserting") if is_called else ():
         change([made], using)
     made.save(force_insert=True, using=using)
-    transaction.on_commit(partial(ring.ring, using, {queue}), using=using, robust=True)
+    transaction.on_commit(partial(wakeups.notify, using, {queue}), using=using, robust=True)
 
 
 def fail(job: Job, error: dict[str, Any], **values: Any) -> bool:
-    return _settle(job, **{**_ended(State.FAILED, error), "errors": _with(job.errors, error), **values})
+    return _finish(job, **{**_ended(State.FAILED, error), "errors": _with(job.errors, error), **values})
 
 
 def cancel_running(job: Job, error: dict[str, Any]) -> bool:
     """The run itself asked for it (Celery's ``Ignore``)."""
-    return _settle(job, **_ended(State.CANCELLED, error))
+    return _finish(job, **_ended(State.CANCELLED, error))
 
 
 def retry(job: Job, run_at: Any, error: dict[str, Any], changes: dict[str, Any]) -> bool:
@@ -188,12 +188,12 @@ def _wait(
     values = {**_waiting(run_at), **counted, **values}
     is_new = "unique_key" in values
     if job.unique_key is None or (job.unique_until == "finished" and not is_new):
-        return _settle(job, **values)
+        return _finish(job, **values)
     if job.unique_expires_at is not None and not is_new:
         values["unique_key"] = UNEXPIRED_KEY
     try:
         with store.of(str(job._state.db)).bounded(conf().UNIQUE_WAIT):
-            return _settle(job, **values)
+            return _finish(job, **values)
     except IntegrityError:
         # Race: since this run began, another job took the key. Two may not wait, and the other one does the work.
         taken = error_entry("UniqueTaken", unique.describe(job), attempt=job.lease)
@@ -202,7 +202,7 @@ def _wait(
         if not databases.gave_up(exc):
             raise
         # Somebody may take the key, and does not come to an end. Better two that wait than a retry that is forgotten.
-        return _settle(job, **{**values, "unique_key": None})
+        return _finish(job, **{**values, "unique_key": None})
 
 
 # A running job is asked to end
@@ -258,8 +258,8 @@ def sweep_cancellations(using: str, limit: int) -> int:
     return done
 
 
-def settle_running(key: uuid.UUID, using: str, transition: Callable[[Job], bool], **where: Any) -> bool:
-    """Settle a running job from outside of its run, unless somebody has locked its row.
+def finish_running(key: uuid.UUID, using: str, transition: Callable[[Job], bool], **where: Any) -> bool:
+    """Finish a running job from outside of its run, unless somebody has locked its row.
 
     Race: a zombie may sit on the row, between its fenced UPDATE and its COMMIT. Whoever rescues comes again.
     """
@@ -291,7 +291,7 @@ def redirect(job_id: uuid.UUID, using: str, columns: dict[str, Any], states: Seq
     if rows.filter(state__in=states).update(**columns) != 1:
         return False
     queues = rows.filter(state=State.READY).values_list("queue", flat=True)
-    transaction.on_commit(lambda: ring.ring(using, queues), using=using, robust=True)
+    transaction.on_commit(lambda: wakeups.notify(using, queues), using=using, robust=True)
     return True
 
 

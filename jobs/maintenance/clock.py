@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from jobs import extensions, store
 from jobs.conf import conf
 from jobs.lifecycle import transitions
-from jobs.lifecycle.board import board
-from jobs.lifecycle.ring import bell, ring
+from jobs.lifecycle.wakeups import notify, wakeup
+from jobs.lifecycle.worker_state import worker_state
 from jobs.maintenance import Seldom
 from jobs.models import Job, Node
 from jobs.store import databases
@@ -33,7 +33,7 @@ DUE_BATCHES = 10
 
 
 @dataclass
-class _Place:
+class _Position:
     """Where the looks at a database begin: everything before was done when the last one was taken."""
 
     #: On the monotonic clock: until then they begin there, and after that once more from the start.
@@ -50,7 +50,7 @@ class _Place:
 
 
 #: Of each database, and of each kind of look.
-_places: dict[tuple[str, str], _Place] = defaultdict(_Place)
+_positions: dict[tuple[str, str], _Position] = defaultdict(_Position)
 
 
 def tick() -> dict[str, int]:
@@ -68,13 +68,13 @@ def _tick(using: str, done: dict[str, int], answers: dict[str, dict[str, Any]]) 
     seen = _looked(
         using,
         "all",
-        lambda place: at.look(board.queues, asked.values(), Since(place.due, place.late) if place else None),
+        lambda place: at.look(worker_state.queues, asked.values(), Since(place.due, place.late) if place else None),
     )
     answers[using] = dict(zip(asked, seen.more, strict=True))
     if at.claims_after:
-        _places[using, "all"].move(seen.now, seen.due, seen.late)
+        _positions[using, "all"].move(seen.now, seen.due, seen.late)
     if seen.is_ready:
-        bell.ring()
+        wakeup.send()
     if seen.due is not None:
         done["due"] += _until_done(partial(_make_due, using, seen.due))
     if seen.late is not None:
@@ -96,10 +96,10 @@ _imported: dict[str, bool] = {}
 
 def _let_go(using: str) -> int:
     """Jobs of tasks that no worker knew, and that this one knows."""
-    node = Node.objects.using(using).filter(pk=board.node)
+    node = Node.objects.using(using).filter(pk=worker_state.node)
     if (
-        board.is_quiet
-        or board.stopping_for is not None
+        worker_state.is_quiet
+        or worker_state.stopping_for is not None
         or (tasks := node.values_list("tasks", flat=True).first()) is None
     ):
         return 0
@@ -110,7 +110,7 @@ def _let_go(using: str) -> int:
         tasks = [*tasks, *new]
         node.update(tasks=tasks)
     limit = DUE_BATCHES * conf().BATCH
-    return _until_done(lambda: _told(using, transitions.let_go(using, tasks, board.queues, limit)))
+    return _until_done(lambda: _told(using, transitions.let_go(using, tasks, worker_state.queues, limit)))
 
 
 def _can_import(job: Job) -> bool:
@@ -137,8 +137,8 @@ def _make_due(using: str, since: Any) -> int:
 def _told(using: str, queues: list[str]) -> int:
     """After each batch: the first of many must not wait for the last."""
     if queues:
-        ring(using, set(queues))
-        bell.ring()
+        notify(using, set(queues))
+        wakeup.send()
     return len(queues)
 
 
@@ -156,9 +156,9 @@ def has_ready(using: str, queues: list[str]) -> bool:
     return _looked(using, "ready", lambda place: at.has_ready(queues, is_short=place is not None))
 
 
-def _looked(using: str, kind: str, look: Callable[[_Place | None], T]) -> T:
+def _looked(using: str, kind: str, look: Callable[[_Position | None], T]) -> T:
     """Look at a database: from the start, or (given a place) from where the last such look ended."""
-    place, begin = _places[using, kind], time.monotonic()
+    place, begin = _positions[using, kind], time.monotonic()
     is_short = begin < place.until
     found = look(place if is_short else None)
     if store.of(using).claims_after and not is_short:

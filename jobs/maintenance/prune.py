@@ -34,7 +34,7 @@ ADOPTED_STAYS = 86400.0
 
 #: Where a walk through history is: ``finished_at`` as the database writes it, and the id. SQLite compares moments as
 #: texts, and Django would write the same moment as another text.
-Place = tuple[str, uuid.UUID]
+Position = tuple[str, uuid.UUID]
 
 
 class Prune:
@@ -47,7 +47,7 @@ class Prune:
     def __init__(self, side: databases.SideDatabase, node: Callable[[], uuid.UUID] | None = None) -> None:
         self.side, self._node = side, node
         #: For each database: how far the walk has come, and when it began.
-        self._walks: dict[str, tuple[Place | None, float]] = {}
+        self._walks: dict[str, tuple[Position | None, float]] = {}
 
     def run_once(self, budget: float = math.inf) -> dict[str, int]:
         """Delete batch after batch; stop after ``budget`` seconds, and go on there the next time."""
@@ -113,7 +113,7 @@ def _named(using: str) -> set[uuid.UUID] | None:
     return found
 
 
-def walk(using: str, behind: Place | None, limit: int) -> Any:
+def walk(using: str, behind: Position | None, limit: int) -> Any:
     """The next ended jobs, oldest first, with ``place`` and ``is_over``; also those that are not over."""
     rows, ages = Job.objects.using(using), _retentions().values()
     rows = rows.filter(finished_at__lt=now_plus(-min(ages))) if ages else rows.none()

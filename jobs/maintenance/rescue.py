@@ -15,10 +15,10 @@ from django.db.models import Exists, OuterRef, Q, QuerySet
 from jobs.conf import conf, logs
 from jobs.conf.logs import logger
 from jobs.lifecycle import claims, transitions
-from jobs.lifecycle.board import BODY, Occupied, board, is_alive, start_of
 from jobs.lifecycle.claims import Claimed
-from jobs.lifecycle.ring import bell
 from jobs.lifecycle.run import report
+from jobs.lifecycle.wakeups import wakeup
+from jobs.lifecycle.worker_state import BODY, Occupied, is_alive, start_of, worker_state
 from jobs.maintenance import Seldom
 from jobs.maintenance.zombies import end_backends
 from jobs.models import Job, Node, State
@@ -73,7 +73,7 @@ class Rescue:
         return done
 
     def _silent(self) -> list[uuid.UUID]:
-        if self._node() == VISITOR and not heartbeats.beat(self.side, VISITOR):
+        if self._node() == VISITOR and not heartbeats.send(self.side, VISITOR):
             with suppress(IntegrityError):  # Another visitor was faster.
                 heartbeats.first(self.side, VISITOR)
         now = time.monotonic()
@@ -149,19 +149,19 @@ def _lose_all(runs: list[Claimed], using: str, lose: Callable[[Job], bool]) -> i
     Race: another rescuer looks meanwhile, or this one dies. As long as a claim has rows, that which counts is one.
     """
     lost = claims.begun(runs)
-    handed_back = {run: _settle_all([run], using, "handed_back", _HAND_BACK) for run in runs if run not in lost}
+    handed_back = {run: _finish_all([run], using, "handed_back", _HAND_BACK) for run in runs if run not in lost}
     # Somebody has locked such a row: then that which counts stays as well, or the other would be the first next time.
     left = {abs(run[2]) for run, is_done in handed_back.items() if not is_done and run[0] not in _reported}
     counted = [run for run in lost if abs(run[2]) not in left]
-    return sum(handed_back.values()) + _settle_all(counted, using, "rescued", lose)
+    return sum(handed_back.values()) + _finish_all(counted, using, "rescued", lose)
 
 
 _HAND_BACK = partial(transitions.hand_back, delay=0)
 
 
-def _settle_all(runs: list[Claimed], using: str, action: str, transition: Callable[[Job], bool]) -> int:
+def _finish_all(runs: list[Claimed], using: str, action: str, transition: Callable[[Job], bool]) -> int:
     # Race: another node may give the same jobs back, and a third one may run them by now.
-    return sum(_settle(key, using, action, transition, lease=lease, token=token) for key, lease, token in runs)
+    return sum(_finish(key, using, action, transition, lease=lease, token=token) for key, lease, token in runs)
 
 
 def _lose(kind: str, text: str) -> Callable[[Job], bool]:
@@ -175,16 +175,16 @@ def _error(job: Job, kind: str, text: str) -> dict[str, Any]:
 _reported: set[uuid.UUID] = set()  #: The rows that cannot be given back: they stay running until somebody mends them.
 
 
-def _settle(key: uuid.UUID, using: str, action: str, transition: Callable[[Job], bool], **where: Any) -> int:
-    """Settle one job. A bad row never stops the others; it is logged once."""
+def _finish(key: uuid.UUID, using: str, action: str, transition: Callable[[Job], bool], **where: Any) -> int:
+    """Finish one job. A bad row never stops the others; it is logged once."""
     found: list[Job] = []
 
-    def settle(job: Job) -> bool:
+    def finish(job: Job) -> bool:
         found.append(job)
         return transition(job)
 
     try:
-        if not transitions.settle_running(key, using, settle, **where):
+        if not transitions.finish_running(key, using, finish, **where):
             return 0
     except Exception as exc:
         if databases.is_lost(exc, using):
@@ -201,7 +201,7 @@ def _settle(key: uuid.UUID, using: str, action: str, transition: Callable[[Job],
     _reported.discard(key)
     job = found[0]
     if action == "crashed":
-        # Its process is gone. The settle has decided whether the body did it.
+        # Its process is gone. The finish has decided whether the body did it.
         error = job.own_error
         action = "handed_back" if error is None else "rescued" if error["type"] == "NodeLost" else action
     report(job, using, action, action.replace("_", " "), logging.WARNING)
@@ -217,8 +217,8 @@ class OwnJobs:
 
     def __init__(self, main: int) -> None:
         self._main = main, start_of(main)
-        #: The databases in which each dead slot is settled already; another may be away.
-        self._settled: dict[Occupied, set[str]] = {}
+        #: The databases in which each dead slot is finished already; another may be away.
+        self._finished: dict[Occupied, set[str]] = {}
         #: Of each claim that waits behind a long body the databases in which it was given back.
         self._handed_back: dict[int, set[str]] = {}
         #: For each database the jobs that no process had, and for how many beats.
@@ -231,42 +231,42 @@ class OwnJobs:
         """This node ends the run's process: ``TimeLimitExceeded``, ``Revoked`` or ``Killed``."""
         self._ended[slot.job, slot.lease] = (kind, text)
 
-    def settle_dead(self) -> int:
-        """Settle the jobs whose process died. It reads memory only, as long as none did."""
-        # Race: first what was announced, then the board. An end that is announced in between is kept.
+    def finish_dead(self) -> int:
+        """Finish the jobs whose process died. It reads memory only, as long as none did."""
+        # Race: first what was announced, then the worker_state. An end that is announced in between is kept.
         announced = set(self._ended)
-        occupied = board.occupied()
+        occupied = worker_state.occupied()
         for run in announced - {(slot.job, slot.lease) for slot in occupied}:
             self._ended.pop(run, None)
         dead = [slot for slot in occupied if slot.is_dead]
-        self._settled = {slot: self._settled.get(slot, set()) for slot in dead}
-        done = databases.everywhere(self._settle_in) if dead else 0
-        for slot, aliases in list(self._settled.items()):
+        self._finished = {slot: self._finished.get(slot, set()) for slot in dead}
+        done = databases.everywhere(self._finish_in) if dead else 0
+        for slot, aliases in list(self._finished.items()):
             if len(aliases) == len(conf().DATABASES):
-                board.clear(slot)
-                del self._settled[slot]
+                worker_state.clear(slot)
+                del self._finished[slot]
                 self._ended.pop((slot.job, slot.lease), None)
         return done
 
-    def _settle_in(self, alias: str) -> int:
+    def _finish_in(self, alias: str) -> int:
         done = 0
-        for slot, settled in self._settled.items():
-            if alias in settled:
+        for slot, finished in self._finished.items():
+            if alias in finished:
                 continue
             begun = slot.job if slot.has_job else None
             if slot.batch:
-                done += transitions.hand_back_claim(alias, board.node, slot.batch, begun)
-            where = {"node_id": board.node, "lease": slot.lease, "token": slot.token}
+                done += transitions.hand_back_claim(alias, worker_state.node, slot.batch, begun)
+            where = {"node_id": worker_state.node, "lease": slot.lease, "token": slot.token}
             # Without a job it waited, or claimed: then nobody has what it got, and two beats give that back.
             if begun is not None:
                 end_backends([(begun, slot.lease)], alias)
-                done += _settle(begun, alias, "crashed", partial(self._end, slot), **where)
+                done += _finish(begun, alias, "crashed", partial(self._end, slot), **where)
                 if Job.objects.using(alias).filter(pk=begun, state=State.RUNNING, **where).exists():
-                    # What is left of the process has locked the row: the next look settles it.
+                    # What is left of the process has locked the row: the next look finishes it.
                     continue
-            settled.add(alias)
+            finished.add(alias)
         if done:
-            bell.ring()
+            wakeup.send()
         return done
 
     def _end(self, slot: Occupied, job: Job) -> bool:
@@ -275,7 +275,7 @@ class OwnJobs:
             return transitions.fail(job, _error(job, kind, text))
         if kind in ("Revoked", "Killed"):
             return transitions.cancel_running(job, _error(job, kind, text))
-        if board.stopping_for is not None:
+        if worker_state.stopping_for is not None:
             # A worker that stops kills its processes: not the job's fault.
             return transitions.hand_back(job, 0)
         if not is_alive(*self._main):
@@ -293,29 +293,29 @@ class OwnJobs:
         Race with the process, which may end that body at this moment: see ``transitions.hand_back_claim``.
         """
         # All at once: by the time that one is given back, the next one's process may have begun another job in time.
-        waiting = {slot.batch: slot.job for slot in board.occupied() if slot.holds_up}
+        waiting = {slot.batch: slot.job for slot in worker_state.occupied() if slot.holds_up}
         self._handed_back = {batch: self._handed_back.get(batch, set()) for batch in waiting}
         # One by one: a claim that the database refuses keeps no other one here.
         done = sum(databases.everywhere(partial(self._hand_back_claim, *each)) for each in waiting.items())
         if done:
-            bell.ring()
+            wakeup.send()
         return done
 
     def _hand_back_claim(self, batch: int, begun: uuid.UUID, alias: str) -> int:
         if alias in self._handed_back[batch]:
             return 0
-        done = transitions.hand_back_claim(alias, board.node, batch, begun)
+        done = transitions.hand_back_claim(alias, worker_state.node, batch, begun)
         self._handed_back[batch].add(alias)
         return done
 
     def hand_back_orphans(self) -> int:
-        """Give back what no process has had for two beats (a settle that failed, an answer that was lost)."""
+        """Give back what no process has had for two beats (a finish that failed, an answer that was lost)."""
         return databases.everywhere(lambda alias: self._seldom.take(alias, partial(self._hand_back_orphans_in, alias)))
 
     def _hand_back_orphans_in(self, alias: str) -> int:
-        # Race: first the rows, then the board. A row that a process claims meanwhile is not among them.
+        # Race: first the rows, then the worker_state. A row that a process claims meanwhile is not among them.
         rows = _runs(self._running(alias))
-        tokens = {token for slot in board.occupied() if not slot.is_dead for token in (slot.token, slot.batch)}
+        tokens = {token for slot in worker_state.occupied() if not slot.is_dead for token in (slot.token, slot.batch)}
         before = self._unseen.get(alias, {})
         self._unseen[alias] = unseen = {row: before.get(row, 0) + 1 for row in rows if row[2] not in tokens}
         late = [run for run, beats in unseen.items() if beats > 2]
@@ -328,7 +328,7 @@ class OwnJobs:
     def _hand_back_all_in(self, alias: str) -> int:
         runs = _runs(self._running(alias))
         end_backends([(key, lease) for key, lease, _ in runs], alias)
-        return _settle_all(runs, alias, "handed_back", _HAND_BACK)
+        return _finish_all(runs, alias, "handed_back", _HAND_BACK)
 
     def _running(self, alias: str) -> QuerySet[Job]:
-        return Job.objects.using(alias).filter(state=State.RUNNING, node_id=board.node)
+        return Job.objects.using(alias).filter(state=State.RUNNING, node_id=worker_state.node)

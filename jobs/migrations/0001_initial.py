@@ -20,14 +20,14 @@ class Migration(migrations.Migration):
 
     operations = [
         migrations.CreateModel(
-            name='Beat',
+            name='Heartbeat',
             fields=[
                 ('node', models.UUIDField(primary_key=True, serialize=False)),
                 ('count', models.BigIntegerField(default=0)),
                 ('at', models.FloatField(default=0)),
             ],
             options={
-                'db_table': 'jobs_beat',
+                'db_table': 'jobs_heartbeat',
             },
         ),
         migrations.CreateModel(
@@ -90,8 +90,8 @@ class Migration(migrations.Migration):
                 ('unique_expires_at', models.DateTimeField(null=True, verbose_name='unique until time')),
                 ('held', models.BooleanField(null=True, verbose_name='held back')),
                 ('limit_key', models.CharField(max_length=255, null=True, verbose_name='limit')),
-                ('limit_place', models.SmallIntegerField(null=True)),
-                ('queue_place', models.SmallIntegerField(null=True)),
+                ('limit_slot', models.SmallIntegerField(null=True)),
+                ('queue_slot', models.SmallIntegerField(null=True)),
             ],
             options={
                 'verbose_name': 'job',
@@ -451,7 +451,7 @@ class Migration(migrations.Migration):
             index=models.Index(condition=models.Q(('batch__isnull', False)), fields=['batch', 'state'], name='jobs_job_batch'),
         ),
         migrations.CreateModel(
-            name='Gate',
+            name='RateLimiter',
             fields=[
                 ('key', models.CharField(max_length=300, primary_key=True, serialize=False)),
                 ('last_at', models.FloatField(db_default=0, default=0)),
@@ -459,7 +459,7 @@ class Migration(migrations.Migration):
                 ('look_at', models.FloatField(null=True)),
             ],
             options={
-                'db_table': 'jobs_gate',
+                'db_table': 'jobs_rate_limiter',
             },
         ),
         migrations.CreateModel(
@@ -489,19 +489,19 @@ class Migration(migrations.Migration):
         ),
         migrations.AddConstraint(
             model_name='job',
-            constraint=models.UniqueConstraint(condition=models.Q(('limit_place__isnull', False), ('state', 'running')), fields=('limit_key', 'limit_place'), name='jobs_job_place'),
+            constraint=models.UniqueConstraint(condition=models.Q(('limit_slot__isnull', False), ('state', 'running')), fields=('limit_key', 'limit_slot'), name='jobs_job_limit_slot'),
         ),
         migrations.AddConstraint(
             model_name='job',
-            constraint=models.UniqueConstraint(condition=models.Q(('queue_place__isnull', False), ('state', 'running')), fields=('queue', 'queue_place'), name='jobs_job_queue_place'),
+            constraint=models.UniqueConstraint(condition=models.Q(('queue_slot__isnull', False), ('state', 'running')), fields=('queue', 'queue_slot'), name='jobs_job_queue_slot'),
         ),
         migrations.AddIndex(
-            model_name='gate',
-            index=models.Index(condition=models.Q(('look_at__isnull', False)), fields=['look_at'], name='jobs_gate_look'),
+            model_name='ratelimiter',
+            index=models.Index(condition=models.Q(('look_at__isnull', False)), fields=['look_at'], name='jobs_rate_limiter_look'),
         ),
         migrations.AddIndex(
-            model_name='gate',
-            index=models.Index(fields=['next_at'], name='jobs_gate_next'),
+            model_name='ratelimiter',
+            index=models.Index(fields=['next_at'], name='jobs_rate_limiter_next'),
         ),
         migrations.CreateModel(
             name='Event',
@@ -584,7 +584,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddField(
             model_name='job',
-            name='order_place',
+            name='order_position',
             field=models.BigIntegerField(null=True),
         ),
         migrations.AddField(
@@ -598,7 +598,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name='job',
-            index=models.Index(condition=models.Q(('order_key__isnull', False), ('state__in', ('scheduled', 'ready', 'running'))), fields=['order_key', 'order_place', 'state'], name='jobs_job_order'),
+            index=models.Index(condition=models.Q(('order_key__isnull', False), ('state__in', ('scheduled', 'ready', 'running'))), fields=['order_key', 'order_position', 'state'], name='jobs_job_order'),
         ),
         migrations.AddIndex(
             model_name='event',

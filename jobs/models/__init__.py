@@ -96,7 +96,7 @@ class Order(models.Model):
         db_table = "jobs_order"
 
 
-class Beat(models.Model):
+class Heartbeat(models.Model):
     """A node's heartbeat. It is no column of :class:`Node`, because on SQLite it lives in the second file."""
 
     is_beside = True
@@ -108,7 +108,7 @@ class Beat(models.Model):
     at = models.FloatField(default=0)
 
     class Meta:
-        db_table = "jobs_beat"
+        db_table = "jobs_heartbeat"
 
 
 #: What rooms above do for a row, by the names of the methods here; the app sets them when it is ready.
@@ -124,8 +124,8 @@ UNIQUE = Q(unique_key__isnull=False) & (
 EXPIRING = Q(state__in=("scheduled", "ready"), expires_at__isnull=False)
 CLAIMABLE, HELD = Q(state="ready", held__isnull=True), Q(state="ready", held__isnull=False)
 LINED = Q(state="ready", limit_key__isnull=False)
-PLACED = Q(state="running", limit_place__isnull=False)
-SEATED = Q(state="running", queue_place__isnull=False)
+WITH_SLOT = Q(state="running", limit_slot__isnull=False)
+SEATED = Q(state="running", queue_slot__isnull=False)
 AWAITING = Q(state="scheduled", waits_for__isnull=False)
 OWNED = Q(node__isnull=False, token__isnull=False, started_at__isnull=False)
 FINISHED = Q(state__in=ENDED, finished_at__isnull=False) | (~Q(state__in=ENDED) & Q(finished_at__isnull=True))
@@ -153,7 +153,7 @@ class Job(Completed):
     expires_at = models.DateTimeField(_("expires at"), null=True)
     #: When it was called, if its id does not say it. Read ``created_at``.
     made_at = models.DateTimeField(null=True)
-    #: Grows with every claim. With the token it fences every settle (Kleppmann, "How to do distributed locking").
+    #: Grows with every claim. With the token it fences every finish (Kleppmann, "How to do distributed locking").
     lease = models.IntegerField(_("times claimed"), default=0, db_default=0)
     #: New with every claim. A claim that a crash of the database forgot is repeated under the same lease.
     token = models.BigIntegerField(_("claim token"), null=True)
@@ -191,8 +191,8 @@ class Job(Completed):
     #: Its limit is reached: claims do not look at it until it is let in.
     held = models.BooleanField(_("held back"), null=True)
     #: While it runs: the numbers of its places among those of its limit, and of its queue. No two runs have the same.
-    limit_place = models.SmallIntegerField(null=True)
-    queue_place = models.SmallIntegerField(null=True)
+    limit_slot = models.SmallIntegerField(null=True)
+    queue_slot = models.SmallIntegerField(null=True)
     #: Of a scheduled job: what it waits for beside its time, a lock or a worker that knows its task
     #: (``jobs.lifecycle.waits``). In other states it means nothing.
     waits_for = models.CharField(max_length=300, null=True)
@@ -218,8 +218,10 @@ class Job(Completed):
             # A second waiting job of a key is refused. PostgreSQL names the constraint in its error.
             models.UniqueConstraint(name="jobs_job_unique", fields=["unique_key"], condition=UNIQUE),
             # These prove a limit on what runs at once. A place is free when its run is over, however that ended.
-            models.UniqueConstraint(name="jobs_job_place", fields=["limit_key", "limit_place"], condition=PLACED),
-            models.UniqueConstraint(name="jobs_job_queue_place", fields=["queue", "queue_place"], condition=SEATED),
+            models.UniqueConstraint(
+                name="jobs_job_limit_slot", fields=["limit_key", "limit_slot"], condition=WITH_SLOT
+            ),
+            models.UniqueConstraint(name="jobs_job_queue_slot", fields=["queue", "queue_slot"], condition=SEATED),
         ]
         indexes: ClassVar = [
             # The hot ones hold live states only, so that history costs disk and not speed.
@@ -293,7 +295,7 @@ class Job(Completed):
 
     @property
     def own_error(self) -> dict[str, Any] | None:
-        """The error that this run was settled with; None if the row still has an earlier run's."""
+        """The error that this run was finished with; None if the row still has an earlier run's."""
         error = self.error if isinstance(self.error, dict) else {}
         return error if error.get("attempt") == self.lease else None
 

@@ -23,8 +23,8 @@ RUNNING: dict[str, Any] = {
     "state": State.RUNNING,
     "lease": F("lease") + 1,
     "started_at": Now(),
-    "limit_place": None,
-    "queue_place": None,
+    "limit_slot": None,
+    "queue_slot": None,
 }
 
 
@@ -274,7 +274,7 @@ class Store:
     def prepare_body(self) -> None:
         """A body comes next, in its transaction if it has one."""
 
-    def turn(self) -> AbstractContextManager[Any]:
+    def write_mutex(self) -> AbstractContextManager[Any]:
         """The time in which this process may write."""
         return nullcontext()
 

@@ -31,7 +31,7 @@ READY = """state = 'ready' AND held IS NULL AND queue = {queue}
 CLAIM = """
 UPDATE jobs_job
 SET state = 'running', lease = lease + 1, token = %(token)s, node_id = %(node)s, backend = %(backend)s,
-    started_at = statement_timestamp(), limit_place = NULL, queue_place = NULL
+    started_at = statement_timestamp(), limit_slot = NULL, queue_slot = NULL
 FROM (SELECT set_config('synchronous_commit', 'off', true)) AS unsynced
 WHERE id = ANY (ARRAY(
     SELECT id FROM jobs_job

@@ -18,7 +18,7 @@ from django.db.models import BooleanField, DateTimeField, QuerySet, UUIDField
 from jobs.models import UNSUCCESSFUL, Job
 from jobs.models.columns import BY_ORDER, Part, named
 from jobs.models.fields import JSONText
-from jobs.store import base, databases, turns
+from jobs.store import base, databases, write_mutex
 from jobs.store.base import Claim
 
 #: CURRENT_TIMESTAMP is that of a whole second.
@@ -34,7 +34,7 @@ WHERE state = 'ready' AND held IS NULL AND queue = %s AND (expires_at IS NULL OR
 _CLAIM = f"""
 UPDATE jobs_job
 SET state = 'running', lease = lease + 1, token = %s, node_id = %s, backend = NULL, started_at = {NOW},
-    limit_place = NULL, queue_place = NULL
+    limit_slot = NULL, queue_slot = NULL
 WHERE id IN (SELECT id {_READY} ORDER BY {BY_ORDER} LIMIT %s)
 RETURNING {{columns}}
 """
@@ -78,8 +78,8 @@ class SQLite(base.Store):
             if (value := values[name]) is not None:
                 values[name] = decode(value)
 
-    def turn(self) -> AbstractContextManager[Any]:
-        return turns.turn()
+    def write_mutex(self) -> AbstractContextManager[Any]:
+        return write_mutex.held()
 
     def succeed(self, job: Job, result: Any, runtime: float) -> bool:
         text = None if result is None else json.dumps(result)

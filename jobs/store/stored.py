@@ -30,7 +30,7 @@ _SAME = "jobs_stored_result.lease = excluded.lease"
 
 
 def packed(key: str, meta: str, expires: float | None, lease: int) -> bytes:
-    """What a run says of itself, for the worker's companion to write (:func:`write_said`): it costs no statement."""
+    """What a run says of itself, for the worker's supervisor to write (:func:`write_said`): it costs no statement."""
     return json.dumps([key, meta, expires, lease], ensure_ascii=False).encode()
 
 

@@ -1,4 +1,4 @@
-"""What a person tells a worker, on whatever machine it is: rows that its companion reads within a second.
+"""What a person tells a worker, on whatever machine it is: rows that its supervisor reads within a second.
 
 They are written beside everybody's transactions. On SQLite the body that is to be killed holds the write lock of the
 main file.

@@ -32,8 +32,8 @@ from jobs.calling.raised import exception_of
 from jobs.conf import OWN_TASKS, conf, import_tasks
 from jobs.errors import TaskExited, TaskOutOfMemory
 from jobs.lifecycle import transitions
-from jobs.lifecycle.board import board
 from jobs.lifecycle.claims import Claimer
+from jobs.lifecycle.worker_state import worker_state
 from jobs.models import WAITING, Job, Node, Pause, State
 from jobs.models.columns import ORDER
 from jobs.models.values import decoded
@@ -115,19 +115,19 @@ def run_jobs(
 @contextmanager
 def _process(aliases: Sequence[str]) -> Iterator[_Process]:
     """Make this process a worker for the length of a block. No trace of it stays."""
-    node, board.node = board.node, uuid.uuid4()
+    node, worker_state.node = worker_state.node, uuid.uuid4()
     process = _Process(aliases)
     try:
         for alias in aliases:
-            Node.objects.using(alias).create(pk=board.node, hostname="tests", pid=os.getpid())
+            Node.objects.using(alias).create(pk=worker_state.node, hostname="tests", pid=os.getpid())
         yield process
     finally:
         for alias in aliases:
             # If the test broke its transaction, it has already raised an exception.
             with suppress(Error):
-                Node.objects.using(alias).filter(pk=board.node).delete()
+                Node.objects.using(alias).filter(pk=worker_state.node).delete()
         process.runner.slot.free()
-        board.node = node
+        worker_state.node = node
 
 
 class _Process:
@@ -195,7 +195,7 @@ class _Process:
             if not is_ours(self.app.tasks.get(first.task)):
                 raise NotRegistered(f"{first.task!r}, which the job {first.pk} calls: import the module of the task")
             # A new claimer begins at the head of the queue.
-            for job in Claimer().claim(alias, first.queue, board.node, 1):
+            for job in Claimer().claim(alias, first.queue, worker_state.node, 1):
                 return job
         return None
 

@@ -14,11 +14,11 @@ from celery import bootsteps
 from celery.worker import state
 
 from jobs.conf.logs import logger
-from jobs.lifecycle.board import board
+from jobs.lifecycle.worker_state import worker_state
 from jobs.worker import celery_events
-from jobs.worker.companion import REPLACE
 from jobs.worker.pool import AsynPool
 from jobs.worker.stop import BrokerSilent, call_to_broker
+from jobs.worker.supervisor import REPLACE
 
 #: Seconds between a worker's attempts to reach its broker again.
 RECONNECT = {"interval_start": 1, "interval_step": 1, "interval_max": 3}
@@ -33,8 +33,8 @@ def _noted(change: Callable[..., Any], is_consumed: bool) -> Callable[..., Any]:
     def change_and_note(queue: Any, *args: Any, **kwargs: Any) -> Any:
         done = change(queue, *args, **kwargs)
         name = str(getattr(queue, "name", queue))
-        others = {*board.queues} - {name}
-        board.queues = [*others, name] if is_consumed else [*others]
+        others = {*worker_state.queues} - {name}
+        worker_state.queues = [*others, name] if is_consumed else [*others]
         return done
 
     return change_and_note
@@ -53,7 +53,7 @@ def _despite_leftovers(action: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return action(*args, **kwargs)
         except AttributeError as exc:
-            extra = board.about("connection_lost")
+            extra = worker_state.about("connection_lost")
             logger.warning("the connection to the broker is gone: %s", exc, exc_info=True, extra=extra)
 
     if (message := getattr(action, "__self__", None)) is not None:
@@ -107,20 +107,20 @@ class ConsumerStep(bootsteps.StartStopStep):
 
         def end_soft_shutdown() -> None:
             # Celery waits if it knows of requests; of jobs it does not.
-            board.note_stop()
+            worker_state.note_stop()
             timeout = c.app.conf.worker_soft_shutdown_timeout
-            if not state.active_requests and timeout and board.at_work():
+            if not state.active_requests and timeout and worker_state.at_work():
                 # As Celery says it.
                 text = f"Initiating Soft Shutdown, terminating in {timeout} seconds"
-                logger.warning(text, extra=board.about("soft_stop"))
+                logger.warning(text, extra=worker_state.about("soft_stop"))
                 deadline = time.monotonic() + timeout
-                while time.monotonic() < deadline and board.at_work():
+                while time.monotonic() < deadline and worker_state.at_work():
                     time.sleep(0.05)
             wait_for_soft_shutdown()
             # What follows is a cold stop, which waits for its pool without a bound.
-            board.note_end()
-            # As Celery does with its requests in a cold stop; who shrugs it off is killed by the companion.
-            for slot in board.at_work():
+            worker_state.note_end()
+            # As Celery does with its requests in a cold stop; who shrugs it off is killed by the supervisor.
+            for slot in worker_state.at_work():
                 if slot.pid != os.getpid():
                     slot.signal(signal.SIGTERM)
 
@@ -137,7 +137,7 @@ class ConsumerStep(bootsteps.StartStopStep):
         c.create_task_handler = create_task_handler
 
     def start(self, c: Any) -> None:
-        board.queues = list(c.app.amqp.queues.consume_from)
+        worker_state.queues = list(c.app.amqp.queues.consume_from)
         # The dispatcher is another one after each connection.
         self.timer = c.timer.call_repeatedly(FORWARD, lambda: celery_events.forward(c.event_dispatcher))
         celery_events.forward(c.event_dispatcher)
@@ -150,12 +150,12 @@ class ConsumerStep(bootsteps.StartStopStep):
 def _replace_dead(c: Any) -> None:
     pool = getattr(c.pool, "_pool", None)
     # A pool without an event loop has a thread for it.
-    if board.stopping_for is None and isinstance(pool, AsynPool):
+    if worker_state.stopping_for is None and isinstance(pool, AsynPool):
         pool.maintain_without_hub()
 
 
 def _replace_in_call(c: Any, number: int, frame: FrameType | None) -> None:
-    """The companion sees a dead process that nobody replaces. Is it because the broker took a call and says nothing?"""
+    """The supervisor sees a dead process that nobody replaces. Is it because the broker took a call and says nothing?"""
     if call_to_broker(frame) is None:
         return
     while frame is not None:

@@ -14,9 +14,9 @@ from typing import Any
 from celery import states
 from celery.utils.saferepr import saferepr
 
-from jobs.lifecycle.board import board
 from jobs.lifecycle.redaction import Shown
 from jobs.lifecycle.run import Run
+from jobs.lifecycle.worker_state import worker_state
 from jobs.models.values import safe_repr
 
 _reader, _writer = os.pipe()
@@ -69,8 +69,8 @@ def forward(dispatcher: Any) -> None:
     global _rest
     groups = getattr(dispatcher, "groups", None)
     # Without -E the dispatcher sends heartbeats, and drops what it is told of tasks.
-    board.wants_events = bool(dispatcher and dispatcher.enabled and (not groups or "task" in groups))
-    if not board.wants_events:
+    worker_state.wants_events = bool(dispatcher and dispatcher.enabled and (not groups or "task" in groups))
+    if not worker_state.wants_events:
         return
     with contextlib.suppress(BlockingIOError):
         while data := os.read(_reader, 1 << 16):

@@ -1,4 +1,4 @@
-"""Celery's remote control knows requests. Jobs are none: what it asks of them is read from the board."""
+"""Celery's remote control knows requests. Jobs are none: what it asks of them is read from the worker_state."""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,14 +9,14 @@ from celery.utils.functional import maybe_list
 from celery.worker import control
 
 from jobs.conf.rates import limit_of
-from jobs.lifecycle.board import Occupied, board
+from jobs.lifecycle.worker_state import Occupied, worker_state
 from jobs.models.values import parse_uuid
-from jobs.worker.supervisor import companion
+from jobs.worker.watchdog import supervisor
 
 
 def _info(slot: Occupied, hostname: str) -> dict[str, Any]:
     """As ``celery.worker.request.Request.info``."""
-    text = board.text(slot)
+    text = worker_state.text(slot)
     about = {name: text.get(name, "") for name in ("name", "args", "kwargs")}
     about |= {"id": str(slot.job), "type": about["name"], "hostname": hostname, "time_start": text.get("time")}
     queue = text.get("queue", "")
@@ -26,7 +26,7 @@ def _info(slot: Occupied, hostname: str) -> dict[str, Any]:
 
 def _infos(state: Any) -> dict[str, dict[str, Any]]:
     """What runs here now, by its id."""
-    return {str(slot.job): _info(slot, state.hostname) for slot in board.occupied() if slot.has_job}
+    return {str(slot.job): _info(slot, state.hostname) for slot in worker_state.occupied() if slot.has_job}
 
 
 def _number(terminate: bool, signal: Any) -> int | None:
@@ -45,7 +45,7 @@ def _query_task(stock: Any, state: Any, ids: Any, **kwargs: Any) -> Any:
 
 def _revoke(stock: Any, state: Any, task_id: Any, terminate: bool = False, signal: Any = None, **kwargs: Any) -> Any:
     for key in filter(None, map(parse_uuid, map(str, maybe_list(task_id) or []))):
-        companion.revoke(str(key), _number(terminate, signal))
+        supervisor.revoke(str(key), _number(terminate, signal))
     return stock(state, task_id, terminate, signal, **kwargs)
 
 
@@ -53,7 +53,7 @@ def _revoke_stamped(
     stock: Any, state: Any, headers: dict[str, Any], terminate: bool = False, signal: Any = None, **kwargs: Any
 ) -> Any:
     stamps = {name: maybe_list(value) for name, value in headers.items()}
-    companion.revoke(stamps, _number(terminate, signal))
+    supervisor.revoke(stamps, _number(terminate, signal))
     return stock(state, headers, terminate, signal, **kwargs)
 
 
@@ -66,7 +66,7 @@ def _rate_limit(stock: Any, state: Any, task_name: str, rate_limit: Any, **kwarg
         limit_of(rate=rate_limit)
     except ValueError as exc:
         return {"error": str(exc)}
-    companion.set_rate(task_name, str(rate_limit))
+    supervisor.set_rate(task_name, str(rate_limit))
     return {"ok": "new rate limit set successfully"}
 
 

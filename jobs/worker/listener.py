@@ -10,8 +10,8 @@ from django.db import Error, connections
 
 from jobs import extensions, store
 from jobs.conf.logs import logger
-from jobs.lifecycle.board import IDLE, board
-from jobs.lifecycle.ring import ANSWERS, CHANNEL, WAITS, bell
+from jobs.lifecycle.wakeups import ANSWERS, CHANNEL, WAITS, wakeup
+from jobs.lifecycle.worker_state import IDLE, worker_state
 from jobs.maintenance import clock
 from jobs.store import databases
 
@@ -43,7 +43,7 @@ def _forever(run: Any, alias: str, stopping: threading.Event) -> None:
             run(alias, stopping)
         except Exception as exc:
             # Until it is back a poll finds the jobs.
-            logger.debug("cannot listen at %s: %s", alias, exc, extra=board.about("listen_failed"))
+            logger.debug("cannot listen at %s: %s", alias, exc, extra=worker_state.about("listen_failed"))
             stopping.wait(RECONNECT)
 
 
@@ -55,22 +55,22 @@ def _listen(alias: str, stopping: threading.Event) -> None:
         # Nobody has heard the rings from before this moment.
         _look(alias)
         looks: list[float] = []
-        fruitless, finds = 0, board.finds
+        fruitless, finds = 0, worker_state.finds
         while not stopping.is_set():
             timeout = max(0.0, looks[0] - time.monotonic()) if looks else 1.0
             select.select([raw.fileno()], [], [], timeout)
             heard = _heard(raw.pgconn)
             now = time.monotonic()
             if WAITS in heard:
-                board.answers_until = now + ANSWERS
+                worker_state.answers_until = now + ANSWERS
             for hear in extensions.through("heard") if heard else ():
                 hear(heard)
-            if not heard.isdisjoint(board.queues):
-                fruitless, finds = (fruitless + 1, finds) if board.finds == finds else (0, board.finds)
+            if not heard.isdisjoint(worker_state.queues):
+                fruitless, finds = (fruitless + 1, finds) if worker_state.finds == finds else (0, worker_state.finds)
                 if fruitless >= FRUITLESS:
                     # A ring reaches many nodes, and not all of them should come at once.
                     stopping.wait(random.uniform(0, LATE))
-                bell.ring()
+                wakeup.send()
                 looks = [now + pause for pause in AFTER]
             elif looks and now >= looks[0]:
                 looks = [look for look in looks if look > now]
@@ -88,8 +88,8 @@ def _heard(connection: Any) -> set[str]:
 
 def _look(alias: str) -> None:
     try:
-        if any(slot.phase == IDLE for slot in board.occupied()) and clock.has_ready(alias, board.queues):
-            bell.ring()
+        if any(slot.phase == IDLE for slot in worker_state.occupied()) and clock.has_ready(alias, worker_state.queues):
+            wakeup.send()
     except Error:
         databases.drop(alias)
     finally:

@@ -1,4 +1,4 @@
-"""Celery's own pool processes claim jobs: between two stock tasks each waits for its pipe *or* for the bell.
+"""Celery's own pool processes claim jobs: between two stock tasks each waits for its pipe *or* for the wakeup.
 
 A job is no task of the pool. So jobs need neither the broker nor the worker's event loop. ``jobs/conf/private.py`` says
 what is private to Celery and billiard here, and every worker looks whether it is still there.
@@ -16,16 +16,16 @@ from celery.concurrency import asynpool, prefork
 from django.db import connections
 
 from jobs.conf.logs import logger
-from jobs.lifecycle.board import IDLE, board
-from jobs.lifecycle.ring import Bell, bell
-from jobs.store.turns import Lock
+from jobs.lifecycle.wakeups import Wakeup, wakeup
+from jobs.lifecycle.worker_state import IDLE, worker_state
+from jobs.store.write_mutex import Lock
 from jobs.worker.runner import Runner
 
 #: Milliseconds for which a process waits for the stock task for which it offered itself.
 OFFER = 50
 
 #: A process offers itself to the main process, whose event loop looks for one.
-offers = Bell()
+offers = Wakeup()
 
 #: Its thread makes processes, and lasts as long as the main process.
 _maker = ThreadPoolExecutor(1, "jobs-maker")
@@ -46,7 +46,7 @@ class _Claiming:
         poll, both = select.poll(), select.poll()
         poll.register(pipe.fileno(), select.POLLIN)
         both.register(pipe.fileno(), select.POLLIN)
-        both.register(bell.fileno(), select.POLLIN)
+        both.register(wakeup.fileno(), select.POLLIN)
         runner: Runner | None = None
 
         def wait_for_job() -> Any:
@@ -69,7 +69,7 @@ class _Claiming:
         if not worker.inq._rlock.acquire(block=False):
             return None
         try:
-            if not worker.inq._reader.poll(1.0 if board.stopping_for is not None else 0):
+            if not worker.inq._reader.poll(1.0 if worker_state.stopping_for is not None else 0):
                 return None
             if (request := billiard.pool.pickle_loads(worker.inq._reader.recv_bytes())) is not None:
                 return request
@@ -82,19 +82,19 @@ class _Claiming:
 
 def _run_jobs(runner: Runner, poll: select.poll, both: select.poll, shutdown: Any) -> None:
     """Run jobs until there is something in the pool's pipe, or the worker stops."""
-    while not poll.poll(0) and board.stopping_for is None:
+    while not poll.poll(0) and worker_state.stopping_for is None:
         if shutdown is not None and shutdown.is_set():
             sys.exit(EX_OK)
-        if board.stock_waits:
+        if worker_state.stock_waits:
             runner.slot.rest(IDLE)
-            offers.ring()
+            offers.send()
             if poll.poll(OFFER):
                 return
         if runner.run_batch():
             continue
         for descriptor, _ in both.poll(runner.patience * 1000):
-            if descriptor == bell.fileno():
-                bell.hear()
+            if descriptor == wakeup.fileno():
+                wakeup.take()
 
 
 class _Worker(_Claiming, asynpool.Worker):
@@ -137,7 +137,7 @@ class AsynPool(asynpool.AsynPool):
     def maintain_without_hub(self) -> None:
         """Replace dead processes while the event loop stands still, because the broker is away."""
         # Nobody looks for the process that offers itself to a stock task.
-        board.stock_waits = False
+        worker_state.stock_waits = False
         self.maintain_pool()
         for process in list(self._waiting_to_start):
             # Read that it is up, or it is killed for not having said so when the event loop goes on.
@@ -145,7 +145,7 @@ class AsynPool(asynpool.AsynPool):
 
     def _worker_active(self, worker: Any) -> bool:
         """Whether ``pool_shrink`` must leave this process alone."""
-        return board.is_busy(worker.pid) or bool(super()._worker_active(worker))
+        return worker_state.is_busy(worker.pid) or bool(super()._worker_active(worker))
 
     def _create_write_handlers(self, hub: Any, *args: Any, **kwargs: Any) -> None:
         super()._create_write_handlers(hub, *args, **kwargs)
@@ -157,20 +157,20 @@ class AsynPool(asynpool.AsynPool):
             """Celery writes a stock task to a process that is not busy: copy which ones are busy with jobs."""
             if waiting or with_jobs:
                 for fd, process in list(self._fileno_to_inq.items()):
-                    if board.is_busy(process.pid):
+                    if worker_state.is_busy(process.pid):
                         if fd not in busy:
                             busy.add(fd)
                             with_jobs.add(fd)
                     elif fd in with_jobs:
                         busy.discard(fd)
                         with_jobs.discard(fd)
-                board.stock_waits = bool(waiting) and len(busy) >= len(self._all_inqueues)
-            elif board.stock_waits:
-                board.stock_waits = False
+                worker_state.stock_waits = bool(waiting) and len(busy) >= len(self._all_inqueues)
+            elif worker_state.stock_waits:
+                worker_state.stock_waits = False
             look()
 
         self.on_poll_start = on_poll_start
-        hub.add_reader(offers.fileno(), offers.hear)
+        hub.add_reader(offers.fileno(), offers.take)
 
 
 class BlockingPool(billiard.pool.Pool):
@@ -198,7 +198,7 @@ class BlockingPool(billiard.pool.Pool):
         self._outqueue._wlock = Lock()
 
     def _worker_active(self, worker: Any) -> bool:
-        return board.is_busy(worker.pid) or bool(super()._worker_active(worker))
+        return worker_state.is_busy(worker.pid) or bool(super()._worker_active(worker))
 
 
 class TaskPool(prefork.TaskPool):
@@ -217,16 +217,18 @@ def threads(app: Any, hostname: str, count: int) -> list[threading.Thread]:
 def _run_in_thread(app: Any, hostname: str) -> None:
     runner = Runner(app, hostname)
     try:
-        while board.stopping_for is None:
+        while worker_state.stopping_for is None:
             try:
                 has_run = runner.run_batch()
             except Exception:
                 # A process would end, and be replaced. Nobody replaces a thread. What it had is an orphan now.
                 runner.slot.rest(IDLE)
-                logger.exception("a thread that runs jobs goes on after an error", extra=board.about("runner_broken"))
+                logger.exception(
+                    "a thread that runs jobs goes on after an error", extra=worker_state.about("runner_broken")
+                )
                 has_run = False
             if not has_run:
-                bell.wait(min(0.5, runner.patience))
+                wakeup.wait(min(0.5, runner.patience))
     finally:
         runner.slot.free()
         connections.close_all()

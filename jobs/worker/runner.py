@@ -23,11 +23,11 @@ from jobs.calling import request
 from jobs.conf import conf
 from jobs.conf.logs import log, logger
 from jobs.conf.syncpoints import reach
-from jobs.execution import pipeline, settlement
+from jobs.execution import finish, pipeline
 from jobs.lifecycle import claims, transitions
-from jobs.lifecycle.board import BODY, BUSY, IDLE, OLD, board
-from jobs.lifecycle.ring import bell, ring
 from jobs.lifecycle.run import Run
+from jobs.lifecycle.wakeups import notify, wakeup
+from jobs.lifecycle.worker_state import BODY, BUSY, IDLE, OLD, worker_state
 from jobs.models import Job
 from jobs.store import databases
 from jobs.worker import celery_events
@@ -62,7 +62,7 @@ class Runner:
     ) -> None:
         self.app = app
         self.hostname = hostname
-        self.slot = board.take()
+        self.slot = worker_state.take()
         #: This process has a stock task.
         self.in_stock = False
         self._is_wanted = is_wanted
@@ -76,8 +76,8 @@ class Runner:
         self._next = 1
         #: The tasks that only other workers know, and until when claims leave them alone.
         self._unknown: dict[str, float] = {}
-        #: What could not be settled for want of a database.
-        self._unsettled: list[Job] = []
+        #: What could not be finished for want of a database.
+        self._unfinished: list[Job] = []
         #: For each database that cannot be reached, until when it is left alone.
         self._away: dict[str, float] = {}
 
@@ -85,20 +85,24 @@ class Runner:
         """Claim and run; False: there is nothing to do, or it may not be done."""
         # A node that could not beat for half of the time after which it is dead claims nothing: others may be about to
         # call it dead.
-        if board.stopping_for is not None or board.is_quiet or board.silence > conf().DEAD_AFTER / 2:
+        if (
+            worker_state.stopping_for is not None
+            or worker_state.is_quiet
+            or worker_state.silence > conf().DEAD_AFTER / 2
+        ):
             return False
         self.slot.rest(BUSY)
-        if self._unsettled:
-            self._settle_left()
+        if self._unfinished:
+            self._finish_left()
         jobs = self._claim()
         if not jobs:
             self.slot.rest(IDLE)
             self._next = 1
             return False
-        board.finds += 1
+        worker_state.finds += 1
         if self._claimer.may_find_more(jobs, self._asked):
             # For one that sleeps.
-            bell.ring()
+            wakeup.send()
         self._run_all(jobs)
         # As Django does after a request, and Celery's fixup after each task.
         with suppress(Exception):
@@ -111,7 +115,7 @@ class Runner:
 
     def _claim(self) -> list[Job]:
         """Queue by queue in turn, so that none starves."""
-        places = [(alias, queue) for alias in conf().DATABASES for queue in board.queues]
+        places = [(alias, queue) for alias in conf().DATABASES for queue in worker_state.queues]
         reach("before_claim")
         self._asked = claims.size_of(min(self._next, conf().CLAIM_BATCH))
         without = tuple(task for task, until in self._unknown.items() if time.monotonic() < until)
@@ -119,11 +123,11 @@ class Runner:
             using, queue = places[(self._turn + step) % len(places)]
             if time.monotonic() < self._away.get(using, 0.0):
                 continue
-            # On the board first: if the process dies in the claim, its rows go back at once, and count nothing.
+            # On the worker state first: if the process dies in the claim, its rows go back at once, and count nothing.
             token = claims.new_token()
             self.slot.rest(BUSY, token)
             try:
-                jobs = self._claimer.claim(using, queue, board.node, self._asked, token, without)
+                jobs = self._claimer.claim(using, queue, worker_state.node, self._asked, token, without)
             except Error as exc:
                 self._note_away(using, exc)
                 continue
@@ -144,7 +148,7 @@ class Runner:
         used = 0.0
         for index, job in enumerate(jobs):
             waiting = jobs[index + 1 :]
-            if index and (board.stopping_for is not None or board.stock_waits or self._is_wanted()):
+            if index and (worker_state.stopping_for is not None or worker_state.stock_waits or self._is_wanted()):
                 self._hand_back_rest(job, batch)
                 return
             task = self.app.tasks.get(job.task) or self._find(job)
@@ -176,13 +180,13 @@ class Runner:
             return None
 
     def _hand_back_rest(self, job: Job, batch: int, begun: uuid.UUID | None = None) -> bool:
-        """The rest of a claim waits again, for whoever is free. False: the database refused; the companion does it."""
+        """The rest of a claim waits again, for whoever is free. False: the database refused; the supervisor does it."""
         try:
-            transitions.hand_back_claim(str(job._state.db), board.node, batch, begun)
+            transitions.hand_back_claim(str(job._state.db), worker_state.node, batch, begun)
         except Error:
             return False
-        if board.stopping_for is None:
-            bell.ring()
+        if worker_state.stopping_for is None:
+            wakeup.send()
         return True
 
     def run_alone(self, job: Job) -> Run:
@@ -195,7 +199,7 @@ class Runner:
             self._name(run, batch)
         except Exception as exc:
             # Somebody edited the row by hand.
-            self._settle_unbegun(run, exc)
+            self._finish_unbegun(run, exc)
             return run
         # What cannot roll back must not run under a claim that a crash of the database may forget.
         must_renew = time.monotonic() - claimed_at > OLD or not task.atomic or "lock" in task.key_templates
@@ -204,8 +208,8 @@ class Runner:
         self._tell_events(celery_events.send_start, run)
         pipeline.run(run)
         took = time.monotonic() - run.entered
-        if isinstance(run.told, settlement.NotSettled):
-            self._unsettled.append(job)
+        if isinstance(run.told, finish.NotSettled):
+            self._unfinished.append(job)
         self._tell_events(celery_events.send_outcome, run, took)
         if task.run_over is not None:
             task.run_over(job)
@@ -215,16 +219,16 @@ class Runner:
 
     def _tell_events(self, send: Callable[..., None], run: Run, *more: Any) -> None:
         """Events are news: what goes wrong with one, of a value that cannot be shown, say, does not end the process."""
-        if board.wants_events:
+        if worker_state.wants_events:
             try:
                 send(run, *more)
             except Exception as exc:
                 log(logging.WARNING, run.job, f"no event tells of it: {exc!r}", "event_lost")
 
     def _name(self, run: Run, batch: int) -> None:
-        """Make the request, and say on the board what is run, and until when.
+        """Make the request, and say on the worker state what is run, and until when.
 
-        Race: the companion gives back what waits behind a long body. First say what is run, then look at the time.
+        Race: the supervisor gives back what waits behind a long body. First say what is run, then look at the time.
         """
         job = run.job
         if not isinstance(job.kwargs, dict):
@@ -235,12 +239,12 @@ class Runner:
             soft = None
         self.slot.name(job.pk, job.lease, job.token or 0, batch, soft, hard, _describe(run))
 
-    def _settle_unbegun(self, run: Run, exc: Exception) -> None:
+    def _finish_unbegun(self, run: Run, exc: Exception) -> None:
         """A claimed row of which no request can be made."""
         try:
-            settlement.settle(run, exc)
-        except settlement.NotSettled:
-            self._unsettled.append(run.job)
+            finish.finish(run, exc)
+        except finish.NotSettled:
+            self._unfinished.append(run.job)
         except Exception as told:
             # It raises what Celery is to be told; here nobody listens.
             log(logging.DEBUG, run.job, f"was not begun: {told!r}", "not_begun")
@@ -272,16 +276,16 @@ class Runner:
                 # The next claims leave them to that worker.
                 self._unknown[job.task] = time.monotonic() + LEFT
                 if transitions.hand_back(job, 0):
-                    ring(str(job._state.db), [job.queue])
+                    notify(str(job._state.db), [job.queue])
                 return
             count = transitions.postpone_unknown(job, UNKNOWN_BATCH)
             text = f"is unknown here: {count} such jobs wait for a worker that knows it"
             log(logging.WARNING, job, text, "unknown_task", count=count)
 
-    def _settle_left(self) -> None:
+    def _finish_left(self) -> None:
         """A run that found no database at its end is over: its job waits again, now that there is one."""
-        for job in list(self._unsettled):
-            error = transitions.error_entry("DatabaseLost", "there was no database to settle it", attempt=job.lease)
+        for job in list(self._unfinished):
+            error = transitions.error_entry("DatabaseLost", "there was no database to finish it", attempt=job.lease)
             try:
                 transitions.lose(job, error, conf().MAX_NODE_LOSSES)
             except Error as exc:
@@ -290,13 +294,13 @@ class Runner:
                 self._note_away(using, exc)
                 if is_away:
                     return
-                # The database refuses this row. The companion gives it back, as one that no process has.
-            self._unsettled.remove(job)
+                # The database refuses this row. The supervisor gives it back, as one that no process has.
+            self._unfinished.remove(job)
 
     @property
     def patience(self) -> float:
         """Seconds to wait for a ring: not long while a database is away, or until a rate lets the next job start."""
-        return min(AWAY_PAUSE if self._unsettled or self._away else LONGEST_WAIT, self._claimer.patience)
+        return min(AWAY_PAUSE if self._unfinished or self._away else LONGEST_WAIT, self._claimer.patience)
 
     def _recycle(self) -> None:
         """As Celery's pool does after a task: end the process that has done its share, or holds too much memory."""
@@ -304,11 +308,11 @@ class Runner:
             sys.exit(EX_RECYCLE)
         if self._memory and (used := mem_rss()) > self._memory:
             text = "a process holds %s kB, more than its %s, and is replaced"
-            logger.warning(text, used, self._memory, extra=board.about("recycled"))
+            logger.warning(text, used, self._memory, extra=worker_state.about("recycled"))
             sys.exit(EX_RECYCLE)
 
     def catch_soft_limits(self) -> None:
-        """Let the companion's signal strike in a body that is over its limit, and in a stock task; nowhere else."""
+        """Let the supervisor's signal strike in a body that is over its limit, and in a stock task; nowhere else."""
         stock: Any = signal.getsignal(signal.SIGUSR1)
 
         def strike(number: int, frame: Any) -> None:
@@ -332,7 +336,7 @@ def _let_go(error: BaseException) -> None:
     Race: a server-side cursor (``iterator()``) would be closed then, in a later job's transaction, and break it.
     """
     causes = [error, *filter(None, [error.__cause__])]
-    for each in (each for cause in causes for each in settlement.chain(cause)):
+    for each in (each for cause in causes for each in finish.chain(cause)):
         for frame, _ in traceback.walk_tb(each.__traceback__):
             with suppress(RuntimeError):
                 frame.clear()

@@ -1,4 +1,4 @@
-"""What ``celery worker`` gets from us: a node with its companion, processes that claim, and kept connections."""
+"""What ``celery worker`` gets from us: a node with its supervisor, processes that claim, and kept connections."""
 
 import gc
 import os
@@ -18,16 +18,16 @@ from django.core.exceptions import ImproperlyConfigured
 from jobs import checks, store
 from jobs.conf import conf
 from jobs.conf.logs import logger
-from jobs.lifecycle.board import board
-from jobs.store import databases, turns
+from jobs.lifecycle.worker_state import worker_state
+from jobs.store import databases, write_mutex
 from jobs.store.identity import NotAdopted
 from jobs.worker import control, pool, runner
 from jobs.worker.broker import ConsumerStep
 from jobs.worker.stop import alarm
-from jobs.worker.supervisor import companion
+from jobs.worker.watchdog import supervisor
 
 #: Seconds between two complaints while the database cannot be reached at the start of a worker, and between two looks
-#: at the companion; between two looks of the autoscaler at the processes.
+#: at the supervisor; between two looks of the autoscaler at the processes.
 PATIENCE, SCALE = 10.0, 1.0
 
 
@@ -46,7 +46,7 @@ class NodeStep(bootsteps.StartStopStep):
         databases.watch_links()
         control.install()
         if any(store.of(alias).has_one_writer for alias in conf().DATABASES):
-            turns.install()
+            write_mutex.install()
         # Those that its processes run: a plain task would let jobs of its name go again and again.
         tasks = sorted(name for name, task in parent.app.tasks.items() if runner.is_ours(task))
         is_prefork = issubclass(parent.pool_cls, prefork.TaskPool)
@@ -56,20 +56,20 @@ class NodeStep(bootsteps.StartStopStep):
         gc.freeze()
         queues = list(parent.app.amqp.queues.consume_from)
         about = {"hostname": parent.hostname, "pool": kind, "concurrency": parent.concurrency}
-        companion.start(queues, tasks=tasks, **about)
+        supervisor.start(queues, tasks=tasks, **about)
         count = 0 if is_prefork else 1 if kind == "solo" else parent.concurrency
         self.threads = pool.threads(parent.app, parent.hostname, count)
 
     def start(self, parent: Any) -> None:
         complained = time.monotonic()
         try:
-            while not companion.wait_until_registered(0.5):
+            while not supervisor.wait_until_registered(0.5):
                 # Raises if the worker was told to stop meanwhile.
                 maybe_shutdown()
                 if time.monotonic() - complained > PATIENCE:
                     complained = time.monotonic()
                     text = "the worker waits for its database to register itself"
-                    logger.error(text, extra=board.about("node_waits"))
+                    logger.error(text, extra=worker_state.about("node_waits"))
         except NotAdopted as exc:
             logger.critical("this worker does not start: %s", exc, extra={"action": "not_adopted"})
             raise WorkerShutdown(EX_FAILURE) from None
@@ -82,7 +82,7 @@ class NodeStep(bootsteps.StartStopStep):
 
     def close(self, parent: Any) -> None:
         """However the worker was told to stop: by a signal, by remote control, by an error."""
-        board.note_stop()
+        worker_state.note_stop()
         alarm.stop_steps()
 
     def stop(self, parent: Any) -> None:
@@ -95,10 +95,12 @@ class NodeStep(bootsteps.StartStopStep):
         """A cold stop does not wait for threads: their jobs are given back when the process has ended."""
 
     def _watch(self) -> None:
-        """Without its companion this worker would run jobs that nobody rescues."""
-        if not companion.is_alive():
-            reason = companion.last_words() or "it died"
-            logger.critical("the companion is gone, this worker stops: %s", reason, extra=board.about("companion_gone"))
+        """Without its supervisor this worker would run jobs that nobody rescues."""
+        if not supervisor.is_alive():
+            reason = supervisor.last_words() or "it died"
+            logger.critical(
+                "the supervisor is gone, this worker stops: %s", reason, extra=worker_state.about("supervisor_gone")
+            )
             os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -107,7 +109,7 @@ class Autoscaler(autoscale.Autoscaler):
 
     @property
     def qty(self) -> int:
-        busy = len(board.at_work())
+        busy = len(worker_state.at_work())
         # All are busy: perhaps more work waits, and one more process will tell.
         return super().qty + busy + (busy >= self.processes)
 
@@ -165,5 +167,5 @@ def _on_shutdown(**kwargs: Any) -> None:
 @signals.worker_shutting_down.connect(dispatch_uid="jobs.worker.steps")
 def _on_shutting_down(how: str = "", **kwargs: Any) -> None:
     # At once: Celery's consumer stops later, and no process may begin another job.
-    board.note_stop()
+    worker_state.note_stop()
     alarm.start()

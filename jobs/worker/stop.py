@@ -1,6 +1,6 @@
 """A worker stops: nothing claims any more, the bodies end, the processes end. This keeps it from hanging.
 
-In a warm stop ``steps.NodeStep.close`` notes on the board that the worker stops, so ``runner`` claims nothing more.
+In a warm stop ``steps.NodeStep.close`` notes on the worker state that the worker stops, so ``runner`` claims nothing more.
 Celery's pool then joins its processes, and ``NodeStep.stop`` the threads. Two things would hold that up for ever. One
 is a body that does not end (:func:`end_overdue`). The other is a broker that says nothing (:class:`Alarm`): Celery 5.7
 bounds the sockets of its broker in a cold stop only. In a warm one it waits for as long as the connection is open, and
@@ -19,7 +19,7 @@ from celery.platforms import EX_OK
 
 from jobs.conf import conf
 from jobs.conf.logs import logger
-from jobs.lifecycle.board import board
+from jobs.lifecycle.worker_state import worker_state
 
 #: Seconds that a worker has to end by itself after it was told not to wait for its bodies any longer.
 COLD_TIMEOUT = 10.0
@@ -29,23 +29,23 @@ PATIENCE, PATIENCE_LOST, TICK = 5, 1, 1.0
 
 
 def end_overdue(main: int) -> None:
-    """End the bodies when the time to stop is over; ``settle_dead`` gives their jobs back. Then the worker.
+    """End the bodies when the time to stop is over; ``finish_dead`` gives their jobs back. Then the worker.
 
     In a cold stop Celery's main process joins its pool in a signal handler, for as long as a process shrugs off its
-    SIGTERM or waits to be read. So the companion does this.
+    SIGTERM or waits to be read. So the supervisor does this.
 
     Parameters:
         main: the pid of the worker's main process.
     """
-    timeout, stopping_for = conf().STOP_TIMEOUT, board.stopping_for
+    timeout, stopping_for = conf().STOP_TIMEOUT, worker_state.stopping_for
     if timeout is not None and stopping_for is not None and stopping_for > timeout:
-        board.note_end()
-    elif (board.ending_for or 0.0) <= COLD_TIMEOUT:
+        worker_state.note_end()
+    elif (worker_state.ending_for or 0.0) <= COLD_TIMEOUT:
         return
-    for slot in board.at_work():
+    for slot in worker_state.at_work():
         slot.signal(signal.SIGKILL)
-    if (board.ending_for or 0.0) > COLD_TIMEOUT:
-        logger.error("the worker does not end: it is killed", extra=board.about("stop_forced"))
+    if (worker_state.ending_for or 0.0) > COLD_TIMEOUT:
+        logger.error("the worker does not end: it is killed", extra=worker_state.about("stop_forced"))
         with suppress(ProcessLookupError):
             os.kill(main, signal.SIGKILL)
 
@@ -92,7 +92,9 @@ class Alarm:
         if self._ticks < self._patience:
             return
         if self._patience == PATIENCE:
-            logger.warning("the broker does not answer: this worker stops without it", extra=board.about("unanswered"))
+            logger.warning(
+                "the broker does not answer: this worker stops without it", extra=worker_state.about("unanswered")
+            )
         self._ticks, self._call, self._patience = 0, None, PATIENCE_LOST
         raise (BrokerSilent("the broker does not answer") if self._stops_steps else WorkerShutdown(EX_OK)) from None
 

@@ -1,158 +1,377 @@
-"""Starts the companion of a worker, starts it again when it dies alone, and speaks to it.
+"""The process beside a worker: it beats for the node, hears rings, gives back what fell, and watches the time.
 
-The supervisor is a process that does nothing else. It ends when the worker's main process does: it reads EOF from its
-pipe. The signals that stop a worker are sent to its whole group. They are ignored here and in the companion, so that a
-long warm shutdown is not taken for a death.
+It is a process of its own because every other place stops beating at the wrong time: a timer with a blocked
+event loop (``-P solo``, soft shutdown), a thread breaks the forks of the pool, a pool child has work to do.
+It ends when the worker's main process does: it reads EOF from its pipe. What all processes know is on the worker_state.
 """
 
-import atexit
 import json
 import os
 import select
 import signal
+import socket
+import threading
 import time
 import uuid
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from itertools import chain
+from queue import SimpleQueue
 from typing import Any
 
-from django.db import connections
+from django.db import DataError, Error, connections
+from django.db.models.functions import Coalesce, Now
 
+from jobs import __version__, checks, doors, extensions
+from jobs.conf import conf
 from jobs.conf.logs import logger
-from jobs.lifecycle.board import board
+from jobs.lifecycle import transitions
+from jobs.lifecycle.worker_state import BODY, IDLE, Occupied, is_alive, worker_state
+from jobs.maintenance import clock, rescue
+from jobs.maintenance.prune import Prune
+from jobs.models import Node
+from jobs.store import databases, heartbeats, identity, stored, worker_orders
+from jobs.store.databases import SideDatabase
 from jobs.store.identity import NotAdopted
-from jobs.worker.companion import LAST_WAIT, REGISTERED, Process
+from jobs.worker import listener, stop
 
-#: Seconds for the rest of the main process's end.
-LAST_ALARM = 5
+#: Seconds between two looks at the pool's processes, at their deaths and at their time limits: while one is at work,
+#: and while none is.
+LOOK, IDLE_LOOK = 0.2, 0.5
+
+#: Seconds between two looks at what people told the node, and at what its bodies say of themselves.
+NOTES = 1.0
+
+#: The signal that tells the worker's main process of a dead process that it did not replace; a process without a
+#: handler ignores it. Then the seconds that it has to replace one by itself, and between two such signals.
+REPLACE, REPLACED_WITHIN = signal.SIGURG, 1.0
+
+#: Seconds of one round of pruning: the rest waits for the next round.
+PRUNE_BUDGET = 2.0
+
+#: Seconds to wait for the pool's processes to die after their parent did.
+LAST_WAIT = 5.0
+
+#: What the supervisor says when its node is in the database. Anything else is the reason why it is not.
+REGISTERED = b"1"
 
 
-class Companion:
-    """The handle of the worker's main process on its companion; without one (outside of a worker) it does nothing."""
+class Process:
+    """Threads with connections of their own, so that none waits for another's queries. Of a pool they take turns.
 
-    #: The supervisor; then to tell the companion something, and to hear that it is ready or why it ended (-1: it is not
-    #: this process's).
-    _pid, _pipe, _ready = 0, -1, -1
+    The main one beats and listens to the worker. ``watch`` looks at the pool's processes, and needs no database.
+    ``rescue`` finishes what fell. ``clock`` does what time brings, and polls. ``tidy`` prunes. One more for
+    each database hears rings, and extensions have their own.
+    """
 
-    def start(self, queues: list[str], **node: Any) -> None:
-        """Fork the supervisor of a worker of which the node says this (columns of ``Node``).
+    def __init__(self, main: int, node: dict[str, Any], pipe: int, ready: int) -> None:
+        self._main, self._node, self._pipe, self._ready = main, node, pipe, ready
+        self._side = SideDatabase()
+        self._own = rescue.OwnJobs(main)
+        self._registered = False
+        #: What the node's row says of its queues, and of its stop.
+        self._said: tuple[list[str], bool] | None = None
+        self._unread = b""
+        #: Of each slot: what its body said last.
+        self._heard: dict[int, int] = {}
+        #: What to cancel, by id or by stamps, and the signal that ends its process; or the rate of a task.
+        self._revoked: SimpleQueue[tuple[str | dict[str, list[Any]] | list[str], int | None]] = SimpleQueue()
+        self._is_prefork = node["pool"] == "prefork"
+        #: The pool's processes. Of one that is dead: when its parent is told.
+        self._processes: dict[int, float] = {}
+        self._last_look = time.monotonic()
+        #: The database is ours: maintenance may begin.
+        self._admitted = threading.Event()
+        self._stopping = threading.Event()
+        self._fell = threading.Event()
 
-        Call it before anything else in this process forks or holds a connection.
-        """
-        board.node = uuid.uuid4()
-        board.wipe()
-        board.queues = queues
-        connections.close_all()
-        main = os.getpid()
-        pipe, self._pipe = os.pipe()
-        self._ready, ready = os.pipe()
-        self._pid = os.fork()
-        if self._pid == 0:
+    def main(self) -> None:
+        targets: list[Callable[[], None]] = [self._watch, self._rescue, self._clock, self._tidy]
+        threads = [threading.Thread(target=each, name=f"jobs-{each.__name__}", daemon=True) for each in targets]
+        for run in chain.from_iterable(each() for each in extensions.through("threads")):
+            name = f"jobs-{run.__module__}.{run.__name__}"
+            threads.append(threading.Thread(target=self._extension, args=[run], name=name, daemon=True))
+        listeners = [listener.listener_of(alias, self._stopping) for alias in conf().DATABASES]
+        for thread in [*threads, *filter(None, listeners)]:
+            thread.start()
+        next_heartbeat = next_look = 0.0
+        has_written = False
+        while self._listen(min(next_look, next_heartbeat) - time.monotonic()):
+            self._last_look = time.monotonic()
+            if time.monotonic() >= next_look:
+                next_look = time.monotonic() + NOTES
+                if has_written:
+                    has_written = self._try(self._obey) and self._try(self._pass_on)
+            if time.monotonic() >= next_heartbeat:
+                # A beat that failed is repeated soon: nothing is claimed here as long as the node is silent.
+                has_written = self._try(self._heartbeat)
+                next_heartbeat = time.monotonic() + (conf().HEARTBEAT if has_written else min(1.0, conf().HEARTBEAT))
+            if not all(thread.is_alive() for thread in threads):
+                raise RuntimeError("a thread of the supervisor ended")
+        for event in (self._stopping, self._admitted, self._fell):
+            event.set()
+        for hear in extensions.through("heard"):
+            hear(None)
+        for thread in threads:
+            thread.join(LAST_WAIT)
+        self._sign_off()
+
+    # The main thread
+
+    def _listen(self, timeout: float) -> bool:
+        """Wait for notes or the timeout; False: the worker's main process is gone."""
+        if not select.select([self._pipe], [], [], max(0.0, timeout))[0]:
+            return True
+        data = os.read(self._pipe, 65536)
+        *lines, self._unread = (self._unread + data).split(b"\n")
+        for line in lines:
+            what, number = json.loads(line)
+            if isinstance(what, str) and number is not None:
+                # At once: this needs no database.
+                self._terminate(uuid.UUID(what), number)
+            self._revoked.put((what, number))
+            self._fell.set()
+        return bool(data)
+
+    def _terminate(self, key: uuid.UUID, number: int) -> None:
+        """``revoke(terminate=True)``: end the process that runs the job, and with it the job."""
+        for slot in worker_state.occupied():
+            if slot.has_job and slot.job == key and self._is_prefork:
+                self._end_run(slot, "Revoked", "revoked at the worker", number)
+
+    def _end_run(self, slot: Occupied, kind: str, text: str, number: int = signal.SIGKILL) -> None:
+        # Race: the process may have another job by now.
+        now = worker_state.read(slot.index)
+        if (now.pid, now.job, now.lease) == (slot.pid, slot.job, slot.lease):
+            self._own.expect_end(slot, kind, text)
+            slot.signal(number)
+
+    def _obey(self) -> None:
+        """Do what people told this node."""
+        for order in worker_orders.read(self._side, worker_state.node):
+            is_done = True
+            if order.what == worker_orders.KILL:
+                is_done = self._kill(order)
+            elif order.what == worker_orders.STOP:
+                os.kill(self._main, signal.SIGTERM)
+            else:
+                worker_state.is_quiet = order.what == worker_orders.QUIET
+                self._say()
+            if is_done:
+                logger.warning("%s", order.text, extra=worker_state.about("told", order=order.what, job=str(order.key)))
+            if is_done or order.age > worker_orders.PATIENCE:
+                worker_orders.delete(self._side, order)
+
+    def _kill(self, order: worker_orders.Told) -> bool:
+        """End the run, if it is here and nowhere else by now. A thread cannot be killed: the fence undoes its work."""
+        for slot in worker_state.occupied():
+            if slot.has_job and (slot.job, slot.lease) == (order.key, order.lease):
+                if self._is_prefork:
+                    self._end_run(slot, "Killed", order.text)
+                return True
+        return False
+
+    def _pass_on(self) -> None:
+        """Write what the bodies say of themselves."""
+        for text in worker_state.said(self._heard):
             try:
-                self._close_in_child()
-                _supervise(main, node, pipe, ready)
-            finally:
-                os._exit(0)
-        os.close(pipe)
-        os.close(ready)
-        # A companion that hangs must not hang the worker; a note is shorter than PIPE_BUF: all of it or nothing.
-        os.set_blocking(self._pipe, False)
-        # A pool child that kept the pipe open would hide the main process's death.
-        os.register_at_fork(after_in_child=self._close_in_child)
-        atexit.register(self._end)
+                stored.write_said(self._side, text)
+            except DataError:
+                # What one says that cannot be kept must not keep the others from being heard.
+                logger.debug("a body said what cannot be kept", exc_info=True, extra=worker_state.about("said_refused"))
 
-    def wait_until_registered(self, timeout: float) -> bool:
-        """Wait until the node is in the database, so that its children may claim.
+    def _heartbeat(self) -> None:
+        if not self._registered:
+            self._register()
+        elif not heartbeats.send(self._side, worker_state.node):
+            # Somebody declared this node dead: under the old id it may neither claim nor finish again.
+            worker_state.node = uuid.uuid4()
+            self._register()
+        worker_state.note_heartbeat()
+        self._say()
 
-        Raises:
-            NotAdopted: the database is a copy of another one; the companion has ended.
-        """
-        if not select.select([self._ready], [], [], timeout)[0]:
-            return False
-        if reason := self.last_words():
-            raise NotAdopted(reason)
-        return self.is_alive()
+    def _say(self) -> None:
+        """Keep the node's row up to date. One that is quiet consumes nothing."""
+        says = queues, is_stopping = (
+            [] if worker_state.is_quiet else worker_state.queues,
+            worker_state.stopping_for is not None,
+        )
+        if says != self._said:
+            stopping_at = Coalesce("stopping_at", Now()) if is_stopping else None
+            for alias in conf().DATABASES:
+                Node.objects.using(alias).filter(pk=worker_state.node).update(queues=queues, stopping_at=stopping_at)
+            self._said = says
 
-    def last_words(self) -> str:
-        """Why the companion ended, or is about to; empty if it did not say."""
-        os.set_blocking(self._ready, False)
-        try:
-            return os.read(self._ready, 1 << 16).lstrip(REGISTERED).decode(errors="replace")
-        except BlockingIOError:
-            return ""
+    def _admit(self) -> None:
+        identity.check_all()
+        self._admitted.set()
 
-    def is_alive(self) -> bool:
-        """Whether the supervisor is there; asked by the worker's main process, its parent."""
-        try:
-            return os.waitpid(self._pid, os.WNOHANG)[0] == 0
-        except ChildProcessError:
-            return False
+    def _register(self) -> None:
+        self._said = None
+        self._admit()
+        version = conf().VERSION or __version__
+        row = {"hostname": socket.gethostname(), **self._node, "pid": self._main, "version": version}
+        for alias in conf().DATABASES:
+            Node.objects.using(alias).get_or_create(
+                pk=worker_state.node, defaults={**row, "queues": worker_state.queues}
+            )
+        if not heartbeats.send(self._side, worker_state.node):
+            heartbeats.first(self._side, worker_state.node)
+        self._registered = True
+        # A thread of the worker may claim as soon as it hears of the node.
+        for registered in extensions.through("registered"):
+            self._try(registered)
+        logger.info("node %s is up", worker_state.node, extra=worker_state.about("node_up"))
+        os.write(self._ready, REGISTERED)
 
-    def revoke(self, what: str | dict[str, list[Any]], number: int | None) -> None:
-        """Have a job cancelled by its id, or jobs by their stamps; one that runs is ended by the signal ``number``.
-
-        It never blocks, and never raises.
-        """
-        self._tell([what, number])
-
-    def set_rate(self, task: str, rate: str) -> None:
-        """Have the rate of a task set by hand. It never blocks, and never raises."""
-        self._tell([[task, rate], None])
-
-    def _tell(self, note: list[Any]) -> None:
-        if self._pipe >= 0:
-            try:
-                os.write(self._pipe, json.dumps(note).encode() + b"\n")
-            except OSError:
-                logger.debug("the companion takes no note", exc_info=True, extra=board.about("note_lost"))
-
-    def _end(self) -> None:
-        """At the end of the worker's main process: give the companion a moment to hand back and sign off.
-
-        What follows is billiard's: it joins a pool process that was started during the stop, without a bound.
-        """
-        if self._pipe < 0:
+    def _sign_off(self) -> None:
+        if not self._registered and not self._try(self._admit):
             return
-        os.close(self._pipe)
-        self._pipe = -1
-        # Threads in their bodies end with this process, and the companion gives their jobs back then.
-        if not any(slot.pid == os.getpid() for slot in board.at_work()):
-            deadline = time.monotonic() + LAST_WAIT + 2
-            while time.monotonic() < deadline and self.is_alive():
-                time.sleep(0.02)
-        signal.signal(signal.SIGALRM, lambda *args: os._exit(0))
-        signal.alarm(LAST_ALARM)
+        deadline = time.monotonic() + LAST_WAIT
+        while not all(slot.is_dead for slot in worker_state.at_work()):
+            if time.monotonic() > deadline:
+                # Bodies outlive their parent: nobody may run their jobs yet. Rescue waits for the beat to stand still.
+                return
+            time.sleep(0.02)
+        is_stopping = worker_state.stopping_for is not None
+        # The worker state knows better than the rows what was begun.
+        self._try(self._own.finish_dead)
+        if is_stopping:
+            self._try(self._own.hand_back_all)
+        # Without a word that it stops its main process was killed.
+        self._try(lambda: rescue.bury(worker_state.node, by_itself=is_stopping))
+        for alias in conf().DATABASES:
+            self._try(partial(rescue.rescue_all, alias))
+        self._try(lambda: heartbeats.delete(self._side, worker_state.node))
 
-    def _close_in_child(self) -> None:
-        if self._pipe >= 0:
-            with suppress(OSError):
-                os.close(self._pipe)
-                os.close(self._ready)
-            self._pipe = -1
+    # The thread that watches: time limits are kept while a beat hangs, behind a dead link, or on SQLite behind a body
 
-
-companion = Companion()
-
-
-def _supervise(main: int, node: dict[str, Any], pipe: int, ready: int) -> None:
-    for name in ("SIGTERM", "SIGINT", "SIGQUIT", "SIGHUP", "SIGUSR1", "SIGUSR2"):
-        signal.signal(getattr(signal, name), signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    while True:
-        child = os.fork()
-        if child == 0:
-            try:
-                Process(main, node, pipe, ready).main()
-            except NotAdopted as exc:
-                # At once: a database that is not ours is not even signed off from.
-                os.write(ready, str(exc).encode()[: select.PIPE_BUF])
-                os._exit(0)
-            except BaseException:
-                logger.exception("the companion failed", extra=board.about("companion_failed"))
+    def _watch(self) -> None:
+        pause, woke = LOOK, time.monotonic()
+        while not self._stopping.wait(pause):
+            slots = worker_state.occupied()
+            pause = LOOK if any(slot.phase != IDLE for slot in slots) else IDLE_LOOK
+            stop.end_overdue(self._main)
+            if self._is_prefork:
+                self._enforce_limits(slots)
+                self._have_replaced(slots)
+            if any(slot.is_dead or slot.holds_up for slot in slots):
+                self._fell.set()
+            was_paused, woke = time.monotonic() - woke > LAST_WAIT, time.monotonic()
+            if was_paused:
+                # This very process was, or its machine: nothing hangs.
+                self._last_look = woke
+            elif woke - self._last_look > 2 * conf().DEAD_AFTER:
+                # A beat that hangs on a dead link would hang for hours: start again, with new connections.
+                logger.error(
+                    "the heartbeat hangs: the supervisor starts again", extra=worker_state.about("supervisor_hangs")
+                )
                 os._exit(1)
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        if status == 0:
-            return
-        logger.error("the companion died and is started again", extra=board.about("companion_restarted"))
-        # EOF means that the worker is gone as well; a new companion then only signs off.
-        select.select([pipe], [], [], 0.5)
+
+    def _enforce_limits(self, slots: list[Occupied]) -> None:
+        now = time.monotonic()
+        for slot in slots:
+            if not slot.has_job:
+                continue
+            if 0 < slot.hard_at < now and not slot.is_dead:
+                limit = round(slot.hard_at - slot.began, 3)
+                about = worker_state.about("timed_out", job=str(slot.job), task=worker_state.text(slot).get("name"))
+                logger.error("the job %s ran longer than its hard time limit of %s s", slot.job, limit, extra=about)
+                self._end_run(slot, "TimeLimitExceeded", f"TimeLimitExceeded({limit:g})")
+            elif 0 < slot.soft_at < now and slot.phase == BODY:
+                # Again and again: the process takes it once, and only in the body.
+                slot.signal(signal.SIGUSR1)
+
+    def _have_replaced(self, slots: list[Occupied]) -> None:
+        """While the main process waits for a broker that says nothing, it replaces nobody unless it is interrupted."""
+        now = time.monotonic()
+        # Race: the rescue thread frees the slots of the dead.
+        self._processes |= dict.fromkeys({slot.pid for slot in slots} - self._processes.keys(), 0.0)
+        for pid, ask_at in list(self._processes.items()):
+            if not os.path.exists(f"/proc/{pid}"):
+                del self._processes[pid]
+            elif not ask_at or is_alive(pid):
+                self._processes[pid] = now + REPLACED_WITHIN
+            elif ask_at < now:
+                self._processes[pid] = now + REPLACED_WITHIN
+                with suppress(ProcessLookupError):
+                    os.kill(self._main, REPLACE)
+
+    # The others
+
+    def _rescue(self) -> None:
+        watch = rescue.Rescue(SideDatabase(is_apart=False), lambda: worker_state.node)
+        next_watch = 0.0
+        self._admitted.wait()
+        self._try(self._check)
+        while not self._stopping.is_set():
+            self._fell.clear()
+            self._try(self._revoke)
+            self._try(self._own.finish_dead)
+            self._try(self._own.hand_back_waiting)
+            if time.monotonic() >= next_watch:
+                next_watch = time.monotonic() + conf().HEARTBEAT
+                if self._registered:
+                    self._try(self._own.hand_back_orphans)
+                self._try(watch.run_once)
+            self._fell.wait(max(0.0, next_watch - time.monotonic()))
+
+    def _check(self) -> None:
+        """The checks that ask the databases. The worker's main process asks none before it has forked."""
+        for message in checks.check_sessions(databases=conf().DATABASES):
+            if not message.is_silenced():
+                logger.log(message.level, str(message), extra=worker_state.about("check", check=message.id))
+
+    def _revoke(self) -> None:
+        """Cancel jobs that the worker was told to drop by remote control."""
+        why = ("Revoked", "revoked at the worker")
+        while not self._revoked.empty():
+            what, number = self._revoked.get()
+            try:
+                if isinstance(what, list):
+                    for set_rate in extensions.through("set_rate"):
+                        set_rate(*what)
+                    continue
+                for alias in conf().DATABASES:
+                    for key in transitions.stamped(alias, what) if isinstance(what, dict) else [uuid.UUID(what)]:
+                        # Race: the run may go back to wait between the first two.
+                        cancel = partial(transitions.cancel, key, alias, *why)
+                        asked = cancel() or transitions.ask_to_end(key, alias, *why) or cancel()
+                        if asked and isinstance(what, dict) and number is not None:
+                            self._terminate(key, number)
+            except Error:
+                self._revoked.put((what, number))
+                raise
+
+    def _clock(self) -> None:
+        self._admitted.wait()
+        while not self._stopping.is_set():
+            self._try(clock.tick)
+            self._stopping.wait(conf().POLL_INTERVAL)
+
+    def _extension(self, run: doors.Thread) -> None:
+        self._admitted.wait()
+        run(self._stopping, self._try)
+
+    def _tidy(self) -> None:
+        prune, pause = Prune(SideDatabase(is_apart=False), lambda: worker_state.node), 1.0
+        self._admitted.wait()
+        while not self._stopping.wait(pause):
+            self._try(lambda: prune.run_once(budget=PRUNE_BUDGET))
+            # Not for the long pause.
+            connections.close_all()
+            pause = max(1.0, conf().PRUNE_INTERVAL)
+
+    def _try(self, action: Callable[[], Any]) -> bool:
+        """Nothing that goes wrong in one tick stops the next; whether nothing did."""
+        try:
+            action()
+            return True
+        except NotAdopted:
+            raise
+        except Exception as exc:
+            databases.note_failure(exc, "the supervisor", worker_state.about("supervisor_error"))
+            return False
+        finally:
+            databases.give_back()

@@ -8,7 +8,7 @@ from io import StringIO
 import pytest
 from django.core.management import call_command
 
-from tests.helpers.rows import let_beat, make, make_node
+from tests.helpers.rows import let_heartbeat, make, make_node
 from tests.public_surface import listed, surface
 
 PROMISED, FOUND = listed(), surface()
@@ -63,7 +63,7 @@ def keys(value, path=""):
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("command", SHAPES)
 def test_what_programs_read_keeps_its_keys(command):
-    let_beat(make_node())
+    let_heartbeat(make_node())
     job = make("ready", queue="mail")
     out = StringIO()
     call_command("jobs", *command.format(id=job.pk).split(), "--json", stdout=out)

@@ -42,7 +42,7 @@ from jobs.operations.actions import OPERATIONS
 from tests.conftest import not_installed
 from tests.contrib.events.rows import open_ones
 from tests.contrib.operator.tallies import tally
-from tests.helpers.rows import ERROR, let_beat, make, make_node
+from tests.helpers.rows import ERROR, let_heartbeat, make, make_node
 
 APP = Path(jobs.__file__).parent
 CATALOGUE = Path("locale/de/LC_MESSAGES/django.po")
@@ -207,7 +207,7 @@ def admin(name: str, *args: object) -> str:
 
 def alive(**more) -> Node:
     node = make_node(**{"tasks": ["tests.tasks.effect"], "concurrency": 2, **more})
-    let_beat(node)
+    let_heartbeat(node)
     return node
 
 

@@ -7,7 +7,7 @@ import datetime
 from django.utils import timezone
 
 from jobs.models import Node, Schedule
-from tests.helpers.rows import let_beat, make_node
+from tests.helpers.rows import let_heartbeat, make_node
 
 TASK = "shop.tasks.charge"
 
@@ -17,7 +17,7 @@ def ago(seconds: float) -> datetime.datetime:
 
 
 def worker(**more) -> Node:
-    return let_beat(make_node(started_at=ago(86400), **more))
+    return let_heartbeat(make_node(started_at=ago(86400), **more))
 
 
 def schedule(**more) -> None:

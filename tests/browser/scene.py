@@ -16,7 +16,7 @@ from jobs.lifecycle import queues
 from jobs.models import Action, Batch, Effect, Job, Limit, Marker, Node, Pause, Schedule
 from jobs.models.fields import first_id
 from jobs.store import databases
-from tests.helpers.rows import let_beat
+from tests.helpers.rows import let_heartbeat
 
 WELCOME, CHARGE = "shop.tasks.send_welcome_email", "shop.tasks.charge_order"
 IMPORT, SUMMARY = "shop.tasks.import_orders", "shop.tasks.summarize"
@@ -85,7 +85,7 @@ class Scene:
             started_at=self.now - seconds(up),
             **values,
         )
-        let_beat(node)
+        let_heartbeat(node)
         return node
 
     def put(self, state: str, task: str, ago: float, args: list | None = None, ran: float = 0.4, **more) -> Job:
@@ -201,6 +201,6 @@ LINES: list[tuple[str, str, float, dict]] = [
     ("ready", WELCOME, 60, {}),
     ("ready", WELCOME, 45, {}),
     ("ready", CHARGE, 3, {}),
-    ("running", CHARGE, 1, {"queue_place": 1}),
+    ("running", CHARGE, 1, {"queue_slot": 1}),
     ("scheduled", SUMMARY, -7 * 3600, {"args": ["2026-11-21"]}),
 ]

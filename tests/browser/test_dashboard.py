@@ -12,7 +12,7 @@ from playwright.sync_api import expect
 from jobs.models import Job
 from tests.browser.pages import DASHBOARD
 from tests.browser.scene import IMPORT, Scene
-from tests.helpers.rows import let_beat, make, make_node
+from tests.helpers.rows import let_heartbeat, make, make_node
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -83,6 +83,6 @@ def test_it_says_what_verify_says(visit):
     make("running", age=3600)
     Job.objects.update(node_id=uuid.uuid4())
     # A worker that could give it back.
-    let_beat(make_node(started_at=timezone.now() - datetime.timedelta(hours=1), concurrency=1))
+    let_heartbeat(make_node(started_at=timezone.now() - datetime.timedelta(hours=1), concurrency=1))
     page.reload()
     expect(status).to_contain_text("1 violation.")

@@ -12,11 +12,11 @@ from playwright.sync_api import Page, expect
 
 from jobs.contrib.operator.statistics import MINUTE
 from jobs.lifecycle import queues
-from jobs.models import Batch, Cancellation, Gate, Instance, Job, Limit, Node, Pause, Schedule
+from jobs.models import Batch, Cancellation, Instance, Job, Limit, Node, Pause, RateLimiter, Schedule
 from tests.browser.pages import DASHBOARD
 from tests.browser.rows import TASK, ago, schedule, worker
 from tests.contrib.operator.tallies import tally
-from tests.helpers.rows import let_beat, make, make_node
+from tests.helpers.rows import let_heartbeat, make, make_node
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("scheduled")]
 
@@ -74,7 +74,7 @@ def failing() -> None:
 
 def failing_since_a_deploy() -> None:
     failing()
-    let_beat(make_node(hostname="bulk@web2", version="shop-2.4", started_at=ago(600)))
+    let_heartbeat(make_node(hostname="bulk@web2", version="shop-2.4", started_at=ago(600)))
 
 
 def failed() -> None:
@@ -126,7 +126,7 @@ def queue_that_is_behind() -> None:
 
 def limit_reached() -> None:
     Limit.objects.create(name="@mail", concurrency=1)
-    make("running", node=worker(), queue="mail", queue_place=1)
+    make("running", node=worker(), queue="mail", queue_slot=1)
     make("ready", age=600, queue="mail")
 
 
@@ -134,7 +134,7 @@ def rate_reached() -> None:
     worker()
     Limit.objects.create(name=TASK, rate="1/h")
     at = timezone.now().timestamp()
-    Gate.objects.create(key=TASK, last_at=at, next_at=at + 3600)
+    RateLimiter.objects.create(key=TASK, last_at=at, next_at=at + 3600)
     make("ready", age=600, task=TASK, limit_key=TASK)
 
 

@@ -19,8 +19,8 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from jobs import signals
-from jobs.lifecycle import ring, transitions
-from jobs.lifecycle.board import board
+from jobs.lifecycle import transitions, wakeups
+from jobs.lifecycle.worker_state import worker_state
 from jobs.maintenance import clock, rescue
 from jobs.models import Job, Node
 from tests import tasks
@@ -107,7 +107,7 @@ def test_enqueued_is_sent_after_the_commit_and_not_without_one(told):
 
 def test_a_transaction_still_rings_once_with_receivers_connected(told, monkeypatch):
     rings: list[set[str]] = []
-    monkeypatch.setattr(ring, "ring", lambda using, queues: rings.append(set(queues)))
+    monkeypatch.setattr(wakeups, "notify", lambda using, queues: rings.append(set(queues)))
     with transaction.atomic():
         tasks.effect.delay("a")
         tasks.effect.apply_async(("b",), queue="mail")
@@ -220,13 +220,13 @@ def test_processes_that_died_were_too_slow_or_were_dropped(told, node):
     own = rescue.OwnJobs(os.getpid())
     crashed, slow, dropped = (tasks.effect.delay(key) for key in "abc")
     told.clear()
-    slots = [die_with(board, claim(result.id)) for result in (crashed, slow)]
+    slots = [die_with(worker_state, claim(result.id)) for result in (crashed, slow)]
     own.expect_end(slots[1], "TimeLimitExceeded", "TimeLimitExceeded(2)")
-    assert own.settle_dead() == 2
-    die_with(board, claim(dropped.id))
-    board.note_stop()
-    assert own.settle_dead() == 1
-    # A dead process takes any slot of the board, and they are settled in the board's order.
+    assert own.finish_dead() == 2
+    die_with(worker_state, claim(dropped.id))
+    worker_state.note_stop()
+    assert own.finish_dead() == 1
+    # A dead process takes any slot of the worker state, and they are finished in the worker state's order.
     said = {(name, what.get("action"), what["error"] and what["error"]["type"]) for name, what in told}
     assert len(told) == 3
     assert said == {
@@ -368,7 +368,7 @@ def test_no_statement_more_for_signals(request):
 
 
 def test_signals_of_real_processes(tmp_path):
-    """The pool's processes tell of runs, the companion of what it settles."""
+    """The pool's processes tell of runs, the supervisor of what it finishes."""
     log = tmp_path / "signals"
 
     def heard(job: str) -> list[str]:

@@ -18,11 +18,11 @@ PACE = 20
 class Fleet:
     """Workers and producers. Who is killed is replaced at once.
 
-    ``with Fleet(seed, workers=4, producers=3) as fleet: fleet.kill("companion")``
+    ``with Fleet(seed, workers=4, producers=3) as fleet: fleet.kill("supervisor")``
     """
 
     #: Of whom one may be killed.
-    KINDS = ("child", "companion", "worker", "producer")
+    KINDS = ("child", "supervisor", "worker", "producer")
 
     def __init__(self, seed: int, *, workers: int, producers: int) -> None:
         self.random = random.Random(seed)
@@ -44,11 +44,11 @@ class Fleet:
     def kill(self, kind: str) -> str:
         """SIGKILL to one of a kind, whichever; returns who it was."""
         self.killed[kind] += 1
-        if kind in ("child", "companion"):
+        if kind in ("child", "supervisor"):
             # Of a worker that is up: one that starts has neither.
             worker = self.random.choice([worker for worker in self._members["worker"] if " ready." in worker.text()])
-            if kind == "companion":
-                process = worker.companion
+            if kind == "supervisor":
+                process = worker.supervisor
             else:
                 process = self.random.choice(wait_for(lambda: worker.children, 10, "the worker has children"))
             process.kill()

@@ -24,7 +24,7 @@ class Without:
     """Something of ``jobs`` by its name, and the expression that takes its place.
 
     Parameters:
-        name: the module and the dotted name in it, such as ``jobs.maintenance.rescue:OwnJobs.settle_dead``: a function
+        name: the module and the dotted name in it, such as ``jobs.maintenance.rescue:OwnJobs.finish_dead``: a function
             (also one inside another), a class, or what is assigned at their top.
         becomes: what the function returns at once; what is assigned; or what stands for the ``call`` or ``clause``. It
             may use what is known at that place.

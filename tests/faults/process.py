@@ -6,11 +6,11 @@ import contextlib
 import os
 import signal
 
-from jobs.lifecycle.board import is_alive
+from jobs.lifecycle.worker_state import is_alive
 
 
 class Process:
-    """A process by its id: a pool child, a companion, a server's backend."""
+    """A process by its id: a pool child, a supervisor, a server's backend."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from jobs.lifecycle.board import LONG
+from jobs.lifecycle.worker_state import LONG
 from jobs.models import Job, Node
 from tests import tasks
 from tests.faults.guards import Without, guard
@@ -18,7 +18,7 @@ from tests.helpers.servers import wait_for
 from tests.models import Order
 
 #: The rest of a claim goes back when its process died; what no process has goes back as well, but as lost.
-REST = Without("jobs.maintenance.rescue:OwnJobs._settle_in", "0", call="transitions.hand_back_claim")
+REST = Without("jobs.maintenance.rescue:OwnJobs._finish_in", "0", call="transitions.hand_back_claim")
 #: A row of a claim that is not young any more is renewed before it is begun.
 RENEWAL = Without("jobs.worker.runner:Runner._renew", "True")
 #: Behind it, the fence of the completion.
@@ -46,7 +46,7 @@ def assert_nobody_else_counts(struck: Strike, crashes: int = 0, losses: int = 0)
 def test_body_that_kills_its_process(ledger, tmp_path, place):
     """SIGKILL in the body of the first, a middle, the last row of a claim.
 
-    Guard: the board names the row whose body it was, and that one alone counts a crash; the others are given back by
+    Guard: the worker state names the row whose body it was, and that one alone counts a crash; the others are given back by
     the token of their claim.
     """
     struck = Strike(tmp_path, place, "body", "kill")
@@ -103,7 +103,7 @@ def test_process_killed_beside_a_body(ledger, tmp_path, point, place):
 def test_process_paused_in_a_batch(ledger, tmp_path, point, task):
     """For so long that others have run what waited behind it; then it goes on.
 
-    Guard: the companion gives that back, and a process renews the rows of an old claim before it begins them; behind
+    Guard: the supervisor gives that back, and a process renews the rows of an old claim before it begins them; behind
     it, the fence of the completion.
     """
     struck = Strike(tmp_path, "middle", point, "stop")
@@ -160,17 +160,17 @@ def test_body_that_takes_long_for_once(ledger, tmp_path):
     assert Job.objects.get(pk=struck.job).lease == 1
 
 
-@guard(Without("jobs.worker.supervisor:_supervise", "True", clause="status == 0"))
-def test_companion_killed_in_a_batch(ledger, tmp_path):
-    """The next one finds on the board what waits behind whom.
+@guard(Without("jobs.worker.watchdog:_supervise", "True", clause="status == 0"))
+def test_supervisor_killed_in_a_batch(ledger, tmp_path):
+    """The next one finds on the worker state what waits behind whom.
 
-    Guard: the supervisor starts it again; the board outlives it.
+    Guard: the watchdog starts it again; the worker state outlives it.
     """
     struck = Strike(tmp_path, "middle", "body", "wait")
     ledger.enqueue(600)
     with Worker(**struck.env) as worker:
         struck.wait()
-        worker.companion.kill()
+        worker.supervisor.kill()
         worker.said("died and is started again")
         struck.wait_behind(LONG + LOST_CHILD)
         struck.go()
@@ -180,7 +180,9 @@ def test_companion_killed_in_a_batch(ledger, tmp_path):
 
 
 @pytest.mark.parametrize("how", ["warm", "cold", again("soft")])
-@guard(Without("jobs.worker.runner:Runner._run_all", "False", clause="board.stopping_for is not None"), case="warm")
+@guard(
+    Without("jobs.worker.runner:Runner._run_all", "False", clause="worker_state.stopping_for is not None"), case="warm"
+)
 @guard(REST, "jobs.maintenance.rescue:OwnJobs.hand_back_all", case="cold")
 def test_stopped_in_a_batch(ledger, tmp_path, how):
     """Warm: the body that runs is finished, and the rest of its claim goes back at once. Cold: all of it goes back.
@@ -210,7 +212,7 @@ def test_stopped_in_a_batch(ledger, tmp_path, how):
 def test_hard_time_limit_in_a_batch(ledger, tmp_path):
     """It ends one body, and its process with it; not what waits behind that.
 
-    Guard: the limit is that of the row on the board; the others are given back.
+    Guard: the limit is that of the row on the worker state; the others are given back.
     """
     struck = Strike(tmp_path, "middle", "body", "hang")
     ledger.enqueue(600, time_limit=1)

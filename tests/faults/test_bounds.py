@@ -16,7 +16,7 @@ from django.db import connection
 
 from jobs.conf import conf
 from jobs.inspection.verify import verify
-from jobs.lifecycle import ring
+from jobs.lifecycle import wakeups
 from jobs.models import Job
 from tests import tasks
 from tests.faults.ledger import Ledger
@@ -46,7 +46,7 @@ def held_up(ledger: Ledger, tmp_path, key: str):
 def test_child_dead(ledger, tmp_path):
     """A pool process is killed in its body.
 
-    Guard: the board of what each process runs.
+    Guard: the worker state of what each process runs.
     """
     ledger.enqueue(300)
     with workers(2):
@@ -131,7 +131,7 @@ def test_rings_lost(ledger, monkeypatch):
     """
     with workers(2) as both:
         wait_for(lambda: all(" ready." in worker.text() for worker in both), 40, "the workers are ready")
-        monkeypatch.setattr(ring, "CHANNEL", "nobody_listens")
+        monkeypatch.setattr(wakeups, "CHANNEL", "nobody_listens")
         for _ in range(10):
             ledger.enqueue(30)
             time.sleep(1.3)

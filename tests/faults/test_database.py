@@ -10,7 +10,7 @@ from celery import current_app, shared_task
 from django.db import connection, transaction
 
 from jobs.conf import conf
-from jobs.lifecycle import ring
+from jobs.lifecycle import wakeups
 from jobs.lifecycle.run import RECONNECT
 from jobs.models import Job, Node
 from tests import tasks
@@ -284,7 +284,7 @@ def test_listener_cut(ledger, database, settings):
 
 
 @pytest.mark.quick
-@guard(Without("jobs.maintenance.clock:_tick", call="bell.ring"))
+@guard(Without("jobs.maintenance.clock:_tick", call="wakeup.send"))
 def test_rings_lost(ledger, monkeypatch):
     """Every one of them.
 
@@ -292,7 +292,7 @@ def test_rings_lost(ledger, monkeypatch):
     """
     with workers(2) as both:
         wait_for(lambda: all(" ready." in worker.text() for worker in both), 40, "the workers are ready")
-        monkeypatch.setattr(ring, "CHANNEL", "nobody_listens")
+        monkeypatch.setattr(wakeups, "CHANNEL", "nobody_listens")
         for _ in range(10):
             ledger.enqueue(30)
             time.sleep(0.3)
@@ -335,7 +335,7 @@ def test_a_transaction_left_idle_that_holds_jobs(ledger, database):
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-@guard(*(Without("jobs.maintenance.clock:_told", call=call) for call in ("ring", "bell.ring")))
+@guard(*(Without("jobs.maintenance.clock:_told", call=call) for call in ("notify", "wakeup.send")))
 def test_a_hundred_thousand_due_in_the_same_second(ledger):
     """Those of another queue do not wait for them, be they due or not; nor do those of their own that are urgent.
 
@@ -357,7 +357,7 @@ def test_a_hundred_thousand_due_in_the_same_second(ledger):
 @guard(Without("jobs.execution.pipeline:_attempt", "False", clause='reached == "begin"'))
 @guard(
     Without(
-        "jobs.store.turns:_turn",
+        "jobs.store.write_mutex:_held",
         "_threads.acquire(), processes.acquire(), (yield), processes.release(), _threads.release()",
     )
 )
@@ -374,7 +374,7 @@ def test_sqlite_locked_by_another_writer(ledger, database):
             worker.reached("after_claim")
             with database.locked():
                 worker.go("after_claim")
-                worker.said("not settled yet")
+                worker.said("not finished yet")
             ledger.wait_effects(20)
             with database.locked():
                 time.sleep(len(RECONNECT) * 0.2 + sum(RECONNECT) + 1)

@@ -22,17 +22,17 @@ from tests.faults.manner import again
 from tests.faults.producer import Producer
 from tests.faults.worker import Worker, workers
 from tests.helpers.gates import once_only
-from tests.helpers.harness import in_body, wait_beats, wait_state
+from tests.helpers.harness import in_body, wait_heartbeats, wait_state
 from tests.helpers.servers import wait_for
 from tests.models import Effect, Order
 
 #: The worker declares its own node dead, when it stops in good order.
-SIGN_OFF = Without("jobs.worker.companion:Process._sign_off", call="rescue.bury")
+SIGN_OFF = Without("jobs.worker.supervisor:Process._sign_off", call="rescue.bury")
 #: Before that it hands back what it ran; and whose process ended because the worker stops did not crash.
 HAND_BACK = "jobs.maintenance.rescue:OwnJobs.hand_back_all"
-NO_CRASH = Without("jobs.maintenance.rescue:OwnJobs._end", "False", clause="board.stopping_for is not None")
+NO_CRASH = Without("jobs.maintenance.rescue:OwnJobs._end", "False", clause="worker_state.stopping_for is not None")
 
-#: A cold stop tells the companion before Celery waits for its pool.
+#: A cold stop tells the supervisor before Celery waits for its pool.
 SOFT_SHUTDOWN = Without("jobs.worker.broker:ConsumerStep.__init__.end_soft_shutdown", "wait_for_soft_shutdown()")
 
 
@@ -46,7 +46,7 @@ def deaths() -> int:
 
 
 def wait_signed_off() -> None:
-    """The companion does that after the main process, if it had to kill that one."""
+    """The supervisor does that after the main process, if it had to kill that one."""
     wait_for(Node.objects.filter(signed_off=True).exists, 10, "the node signed off")
 
 
@@ -56,7 +56,7 @@ def wait_signed_off() -> None:
 def test_stopped_once(ledger, number):
     """Warm: what runs is finished. Cold: it is handed back. In both cases nobody has to notice a death.
 
-    Guard: the companion signs the node off, and hands back before that, unless it settled the processes that ended
+    Guard: the supervisor signs the node off, and hands back before that, unless it finished the processes that ended
     before it came to that.
     """
     ledger.enqueue(100)
@@ -147,7 +147,7 @@ def test_stopped_as_a_group(ledger, tmp_path):
     assert deaths() == 0
 
 
-@guard(Without("jobs.worker.supervisor:_supervise", "signal.SIG_DFL", clause="signal.SIG_IGN"))
+@guard(Without("jobs.worker.watchdog:_supervise", "signal.SIG_DFL", clause="signal.SIG_IGN"))
 def test_warm_shutdown_of_a_long_body_is_not_rescued(ledger, tmp_path):
     """It outlives any heartbeat by far; the worker beats until its last body has ended.
 
@@ -159,11 +159,11 @@ def test_warm_shutdown_of_a_long_body_is_not_rescued(ledger, tmp_path):
         long = tasks.waits.delay("long", str(started), str(gate))
         ledger.note("long", long)
         in_body(long.id, started)
-        for process in (old.main, old.supervisor, old.companion):
+        for process in (old.main, old.watchdog, old.supervisor):
             process.signal(signal.SIGTERM)
         with Worker():
-            wait_beats(old.node.pk)
-            wait_beats(old.node.pk)
+            wait_heartbeats(old.node.pk)
+            wait_heartbeats(old.node.pk)
             assert wait_state(long.id, "running").lease == 1
             gate.touch()
             ledger.check(within=WORK)
@@ -195,7 +195,7 @@ def ignores_sigterm_as_stock(key, started):
 def test_stopped_cold_while_a_process_does_not_end(ledger, tmp_path, stubborn):
     """It shrugs off the SIGTERM with which Celery ends it, and Celery would wait for it for ever.
 
-    Guard: the companion ends what is still there after a while, bodies first.
+    Guard: the supervisor ends what is still there after a while, bodies first.
     """
     started = tmp_path / "started"
     ledger.enqueue(300)
@@ -221,7 +221,7 @@ def test_stopped_cold_while_a_process_does_not_end(ledger, tmp_path, stubborn):
 def test_stopped_cold_in_the_middle_of_a_write(ledger, tmp_path, settings, pool):
     """Celery's signal handler writes too, and waits for py-amqp's lock, which its own thread holds: for ever.
 
-    Guard: the companion is told before that, and ends the worker.
+    Guard: the supervisor is told before that, and ends the worker.
     """
     if pool == "threads":
         settings.JOBS = {**settings.JOBS, "STOP_TIMEOUT": 1.0}
@@ -244,12 +244,12 @@ def test_stopped_cold_in_the_middle_of_a_write(ledger, tmp_path, settings, pool)
 
 
 @guard("jobs.worker.stop:end_overdue")
-@guard(Without("jobs.worker.stop:end_overdue", "()", call="board.at_work"))
+@guard(Without("jobs.worker.stop:end_overdue", "()", call="worker_state.at_work"))
 @guard(NO_CRASH, HAND_BACK)
 def test_time_to_stop_is_over(ledger, tmp_path, settings):
     """A body that does not end in STOP_TIMEOUT: its process is killed, and its job goes back at once.
 
-    Guard: the companion ends it, and what it ended did not crash.
+    Guard: the supervisor ends it, and what it ended did not crash.
     """
     settings.JOBS = {**settings.JOBS, "STOP_TIMEOUT": 1.0}
     started, gate = tmp_path / "started", tmp_path / "gate"
@@ -320,7 +320,7 @@ def test_stopped_inside_a_commit(ledger, database, number):
         ledger.check(within=2 * WORK)
 
 
-@guard(Without("jobs.worker.supervisor:Companion.wait_until_registered", "True"))
+@guard(Without("jobs.worker.watchdog:Supervisor.wait_until_registered", "True"))
 def test_migration_applied_while_workers_run(ledger):
     """Workers of the new release wait for their tables, and run when they are there.
 

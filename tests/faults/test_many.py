@@ -17,13 +17,13 @@ from tests.helpers.servers import wait_for
 from tests.models import Order
 
 
-@guard("jobs.maintenance.rescue:OwnJobs.settle_dead", "jobs.maintenance.rescue:OwnJobs.hand_back_orphans")
+@guard("jobs.maintenance.rescue:OwnJobs.finish_dead", "jobs.maintenance.rescue:OwnJobs.hand_back_orphans")
 @guard("jobs.maintenance.rescue:rescue_all")
 @pytest.mark.parametrize(("seconds", "kills"), [(20, 10), pytest.param(60, 12, marks=pytest.mark.long)])
 def test_many_processes_and_one_killed_every_few_seconds(ledger, seconds, kills):
-    """Children, companions, whole workers and producers; three jobs run nearly all the time, innocent of it.
+    """Children, supervisors, whole workers and producers; three jobs run nearly all the time, innocent of it.
 
-    Guard: the board of what each process runs, the rescue by heartbeat, and each kind of loss with a count of its own.
+    Guard: the worker state of what each process runs, the rescue by heartbeat, and each kind of loss with a count of its own.
     """
     seed = int(os.environ.get("JOBS_TEST_SEED") or random.randrange(10**6))
     print(f"JOBS_TEST_SEED={seed}")  # noqa: T201  (of a scenario that failed)

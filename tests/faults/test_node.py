@@ -22,7 +22,9 @@ from tests.models import Effect
 
 #: A node whose beat finds no row has been declared dead, and goes on under another id.
 ANOTHER_ID = Without(
-    "jobs.worker.companion:Process._beat", "[heartbeats.beat(self._side, board.node)]", call="heartbeats.beat"
+    "jobs.worker.supervisor:Process._heartbeat",
+    "[heartbeats.send(self._side, worker_state.node)]",
+    call="heartbeats.send",
 )
 
 
@@ -138,7 +140,7 @@ def test_a_node_that_wakes_up_takes_another_id(ledger):
 
 @guard(
     Without(
-        "jobs.worker.supervisor:Companion.start",
+        "jobs.worker.watchdog:Supervisor.start",
         "uuid.uuid5(uuid.NAMESPACE_DNS, socket.gethostname())",
         call="uuid.uuid4",
     )
@@ -176,15 +178,15 @@ def test_worker_cut_off_from_its_database(ledger, database):
         ledger.check(within=WORK)
 
 
-@guard(Without("jobs.lifecycle.board:Board.silence", "0.0"))
+@guard(Without("jobs.lifecycle.worker_state:WorkerState.silence", "0.0"))
 def test_a_node_that_cannot_beat_claims_nothing(ledger):
-    """Its companion hangs, and its children are well: they must not take jobs that are given away in a moment.
+    """Its supervisor hangs, and its children are well: they must not take jobs that are given away in a moment.
 
     Guard: no claim after half of ``DEAD_AFTER`` without a beat.
     """
     ledger.enqueue(600, tasks.lingers, kwargs={"seconds": conf().DEAD_AFTER / 100})
     with Worker() as mute:
-        mute.companion.pause()
+        mute.supervisor.pause()
         wait_for(lambda: silence(mute) > conf().DEAD_AFTER / 2, 60, "the node is silent")
         own = Job.objects.filter(node=mute.node)
         wait_for(lambda: not own.filter(state="running").exists(), conf().DEAD_AFTER / 3, "it has ended what it had")

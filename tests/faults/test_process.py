@@ -20,18 +20,18 @@ from tests.helpers import misbehaving
 from tests.helpers.servers import wait_for
 from tests.models import Effect
 
-#: The companion settles what its process died with; and behind it, it gives back what no process has.
-SETTLE_DEAD = "jobs.maintenance.rescue:OwnJobs.settle_dead"
+#: The supervisor finishes what its process died with; and behind it, it gives back what no process has.
+FINISH_DEAD = "jobs.maintenance.rescue:OwnJobs.finish_dead"
 ORPHANS = "jobs.maintenance.rescue:OwnJobs.hand_back_orphans"
 
 
 @pytest.mark.parametrize("point", ["before_claim", "after_claim", "before_commit", "after_completion", "after_commit"])
-@guard(SETTLE_DEAD, ORPHANS, case="after_claim")
-@guard(SETTLE_DEAD, ORPHANS, case="after_completion")
+@guard(FINISH_DEAD, ORPHANS, case="after_claim")
+@guard(FINISH_DEAD, ORPHANS, case="after_completion")
 def test_process_killed_at(ledger, point):
     """SIGKILL in each phase of a run.
 
-    Guard: the board of what each process runs, and behind it the look for what no process has.
+    Guard: the worker state of what each process runs, and behind it the look for what no process has.
     """
     ledger.enqueue(300)
     with Worker(sync=f"{point}=kill", wait=False) as worker, Worker():
@@ -42,9 +42,9 @@ def test_process_killed_at(ledger, point):
 
 @guard("jobs.maintenance.rescue:rescue_all")
 def test_main_process_killed(ledger):
-    """And with it the worker, in the middle of a body. Its companion lives, and says so.
+    """And with it the worker, in the middle of a body. Its supervisor lives, and says so.
 
-    Guard: the companion signs off, and gives the jobs of a dead node back.
+    Guard: the supervisor signs off, and gives the jobs of a dead node back.
     """
     ledger.enqueue(300)
     with Worker(sync="before_commit=pause") as worker:
@@ -58,8 +58,8 @@ def test_main_process_killed(ledger):
 @pytest.mark.quick
 @pytest.mark.parametrize("how", ["segfault", again("abort"), "ended", "ended_in_conflict"])
 @guard(Without("jobs.lifecycle.transitions:crash", "lose(job, error, limit)"))
-@guard(Without("jobs.execution.settlement:chain", "iter([exc])"), case="ended")
-@guard(Without("jobs.execution.pipeline:_attempt", call="settlement.shutdown_behind"), case="ended_in_conflict")
+@guard(Without("jobs.execution.finish:chain", "iter([exc])"), case="ended")
+@guard(Without("jobs.execution.pipeline:_attempt", call="finish.shutdown_behind"), case="ended_in_conflict")
 def test_a_body_that_kills_its_process_now_and_then(ledger, tmp_path, how):
     """The crash of one is not the crash of its neighbours, and the next time it goes well.
 
@@ -79,7 +79,7 @@ def test_a_body_that_kills_its_process_now_and_then(ledger, tmp_path, how):
 @pytest.mark.databases("sqlite")
 @pytest.mark.parametrize("where", ["rollback", "function"])
 @guard(Without("jobs.store.databases:roll_back", call="_rollback"), case="rollback")
-@guard(Without("jobs.execution.settlement:shutdown_behind", call="SystemExit"), case="function")
+@guard(Without("jobs.execution.finish:shutdown_behind", call="SystemExit"), case="function")
 def test_process_ended_inside_sqlite(ledger, tmp_path, where):
     """A SIGTERM between the failure of a body and its ROLLBACK, or in a function that SQLite calls.
 
@@ -109,8 +109,8 @@ def test_poison_ends_failed(ledger, how):
 
 
 @pytest.mark.parametrize("how", ["memory", "exit", "recursion"])
-@guard(Without("jobs.execution.settlement:_meant", "exc", call="for_celery"), case="memory")
-@guard(Without("jobs.execution.settlement:_meant", "exc", call="for_celery"), case="exit")
+@guard(Without("jobs.execution.finish:_meant", "exc", call="for_celery"), case="memory")
+@guard(Without("jobs.execution.finish:_meant", "exc", call="for_celery"), case="exit")
 def test_an_exception_that_ends_a_process_ends_only_the_job(ledger, how):
     """``MemoryError`` and ``SystemExit`` out of a stock task stop the worker, or look like its death.
 
@@ -128,12 +128,12 @@ def test_an_exception_that_ends_a_process_ends_only_the_job(ledger, how):
 
 
 @pytest.mark.parametrize("where", ["python", "query", "commit"])
-@guard(SETTLE_DEAD, case="query")
+@guard(FINISH_DEAD, case="query")
 @guard("jobs.maintenance.rescue:OwnJobs.expect_end", case="python")
 def test_hard_time_limit(ledger, database, where):
     """The process is killed in mid-body, while the database works for it, or while it commits.
 
-    Guard: the board of what each process runs; the completion is fenced, and a row that committed is not running any
+    Guard: the worker state of what each process runs; the completion is fenced, and a row that committed is not running any
     more.
     """
     database.slow_commits(seconds=4)
@@ -223,16 +223,16 @@ def test_soft_time_limit_that_the_body_handles(ledger, how):
         assert message.get(how, "40001") in error["message"] + error["traceback"]
 
 
-@guard(Without("jobs.worker.supervisor:_supervise", "True", clause="status == 0"))
-def test_companion_killed_under_load(ledger):
-    """Who watches the watcher: its supervisor.
+@guard(Without("jobs.worker.watchdog:_supervise", "True", clause="status == 0"))
+def test_supervisor_killed_under_load(ledger):
+    """Who watches the watcher: its watchdog.
 
-    Guard: the supervisor starts it again.
+    Guard: the watchdog starts it again.
     """
     with Worker() as worker:
         with ledger.load(300):
             ledger.wait_effects(30)
-            worker.companion.kill()
+            worker.supervisor.kill()
             worker.said("died and is started again")
             ledger.enqueue(20, countdown=1)
         ledger.check(within=LOST_CHILD)

@@ -23,7 +23,7 @@ from tests.models import Effect, Order
 
 @pytest.mark.parametrize("how", ["deadline", "nul", "unspeakable"])
 @guard(Without("jobs.models.values:scrub", "text"), case="nul")
-@guard(Without("jobs.execution.settlement:_entry", "str(exc)", call="safe_repr"), case="unspeakable")
+@guard(Without("jobs.execution.finish:_entry", "str(exc)", call="safe_repr"), case="unspeakable")
 def test_exception_rolls_back_and_is_kept(ledger, how, settings):
     """Also one that cannot be pickled and has no text, and one whose text no database stores.
 
@@ -65,7 +65,7 @@ def returns_nonsense(key):
     return {1: {2, 3}, "lock": threading.Lock(), "text": "a\0b \ud800"}
 
 
-@guard(Without("jobs.execution.settlement:storable", "result"))
+@guard(Without("jobs.execution.finish:storable", "result"))
 def test_result_that_cannot_be_stored(ledger):
     """The work is done: the job succeeds, and keeps the result's repr.
 
@@ -159,7 +159,7 @@ def test_messages_sent_by_name(ledger):
         ledger.check(within=LOST_CHILD)
 
 
-@guard(Without("jobs.execution.settlement:unmasked", "(yield)"))
+@guard(Without("jobs.execution.finish:unmasked", "(yield)"))
 def test_process_ended_while_it_receives(ledger, tmp_path):
     """A SIGTERM before the row of a message sent by name is committed: the broker has the message again.
 

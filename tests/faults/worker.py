@@ -33,18 +33,18 @@ class Worker(harness.Worker):
         return Process(self.process.pid)
 
     @property
-    def companion(self) -> Process:
-        return wait_for(self._companion, 10, "the worker has a companion")
+    def supervisor(self) -> Process:
+        return wait_for(self._supervisor, 10, "the worker has a supervisor")
 
     @property
-    def supervisor(self) -> Process:
-        return Process(self.companion.parent)
+    def watchdog(self) -> Process:
+        return Process(self.supervisor.parent)
 
     @property
     def children(self) -> list[Process]:
         """The processes of the pool."""
-        supervisor = self.supervisor.pid
-        children = (Process(pid) for pid in self.pids() if pid != supervisor)
+        watchdog = self.watchdog.pid
+        children = (Process(pid) for pid in self.pids() if pid != watchdog)
         return [child for child in children if child.parent == self.process.pid]
 
     def reached(self, point: str) -> Process:
@@ -59,8 +59,8 @@ class Worker(harness.Worker):
         """Wait until the worker has logged ``text``."""
         wait_for(lambda: text in self.text(), timeout, f"the worker said {text!r}")
 
-    def _companion(self) -> Process | None:
-        """The grandchild: its parent is the supervisor, and not the main process."""
+    def _supervisor(self) -> Process | None:
+        """The grandchild: its parent is the watchdog, and not the main process."""
         pids = self.pids()
         for process in map(Process, pids):
             if process.parent in pids and process.parent != self.process.pid:

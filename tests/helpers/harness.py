@@ -20,9 +20,9 @@ from django.db import connection
 from jobs.conf import conf
 from jobs.execution import pipeline
 from jobs.lifecycle import transitions
-from jobs.lifecycle.board import BODY, board, is_alive
 from jobs.lifecycle.claims import claimer
 from jobs.lifecycle.run import Run
+from jobs.lifecycle.worker_state import BODY, is_alive, worker_state
 from jobs.models import ENDED, Job, Node
 from jobs.store import databases, heartbeats
 from jobs.worker.runner import Runner
@@ -166,7 +166,7 @@ def in_body(key: object, started: Path) -> int:
     return pid
 
 
-def wait_beats(node: object) -> None:
+def wait_heartbeats(node: object) -> None:
     """Wait until the node has beaten for twice the time after which silence would be death."""
     with databases.side() as side:
 
@@ -195,10 +195,10 @@ def claim(key, node=None):
     # Before all others for a moment.
     if not rows.filter(state="ready").update(rank=-(2**15)):
         return None
-    jobs = claimer(None).claim(alias, wanted.queue, node or board.node, 1)
+    jobs = claimer(None).claim(alias, wanted.queue, node or worker_state.node, 1)
     rows.update(rank=wanted.rank)
     if jobs and jobs[0].pk != wanted.pk:
-        transitions.hand_back_claim(alias, node or board.node, jobs[0].token)
+        transitions.hand_back_claim(alias, node or worker_state.node, jobs[0].token)
         return None
     for job in jobs:
         job.rank = wanted.rank
@@ -214,15 +214,15 @@ def deliver(result):
     return ("UNCLAIMED", None) if job is None else run(job)
 
 
-def die_with(board, job, phase=BODY, batch=0):
-    """A process of this worker dies with the job on the board; return its slot."""
+def die_with(worker_state, job, phase=BODY, batch=0):
+    """A process of this worker dies with the job on the worker state; return its slot."""
     if (child := os.fork()) == 0:
-        slot = board.take()
+        slot = worker_state.take()
         slot.name(job.pk, job.lease, job.token, batch, None, None, b"{}")
         slot.enter(phase)
         os._exit(0)
     os.waitpid(child, 0)
-    return next(slot for slot in board.occupied() if slot.job == job.pk)
+    return next(slot for slot in worker_state.occupied() if slot.job == job.pk)
 
 
 def run(job):

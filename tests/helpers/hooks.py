@@ -89,7 +89,7 @@ def _write_spans(path):
 
 
 if "JOBS_TEST_HANGS_AT_EXIT" in os.environ:
-    # Before the companion is there, so it comes after the companion's end, as billiard's does.
+    # Before the supervisor is there, so it comes after the supervisor's end, as billiard's does.
     atexit.register(time.sleep, 60)
 
 if "JOBS_TEST_CONSUMER_TIMEOUT" in os.environ:

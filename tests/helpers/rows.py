@@ -60,17 +60,17 @@ def make_node(**more) -> Node:
     return Node.objects.create(**{"hostname": "web1", "pid": 4711, "queues": ["celery", "mail"], **more})
 
 
-def let_beat(node: Node, silence: float = -600.0) -> Node:
+def let_heartbeat(node: Node, silence: float = -600.0) -> Node:
     """Let a node beat, once. On a busy machine a test takes longer than a node may be silent, so it beats ahead."""
     with databases.side() as side:
         heartbeats.first(side, node.pk)
         with side.cursor() as cursor:
-            cursor.execute(f"UPDATE jobs_beat SET at = {side.now} - %s WHERE node = %s", [silence, node.pk.hex])
+            cursor.execute(f"UPDATE jobs_heartbeat SET at = {side.now} - %s WHERE node = %s", [silence, node.pk.hex])
     return node
 
 
 def say(job: Job, done: float, total: float | None = 4, text: str = "") -> None:
-    """How far the run of a job is, as the companion writes it."""
+    """How far the run of a job is, as the supervisor writes it."""
     result = {"current": done, "total": total, "description": text}
     meta = json.dumps({"status": "PROGRESS", "result": result})
     with databases.side() as side:

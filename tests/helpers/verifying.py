@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from jobs.inspection.verify import RULES, Finding, Report, verify
 from jobs.models import Job, Node
-from tests.helpers.rows import let_beat, make_node
+from tests.helpers.rows import let_heartbeat, make_node
 
 #: The rule, and what breaks it and returns the key that is named.
 Breaker = tuple[str, Callable[[], object]]
@@ -65,7 +65,7 @@ def recovering(report: Report) -> dict[str, int]:
 
 def watching_worker() -> Node:
     """One that has been there for an hour, and whose only process does nothing."""
-    return let_beat(make_node(started_at=ago(3600), concurrency=1))
+    return let_heartbeat(make_node(started_at=ago(3600), concurrency=1))
 
 
 def worker_node() -> Node:

@@ -28,9 +28,9 @@ from jobs.conf.logs import logger
 from jobs.contrib.batches.models import Batch
 from jobs.errors import LostLease
 from jobs.lifecycle import transitions
-from jobs.lifecycle.board import BODY
 from jobs.lifecycle.run import current_job, current_run
 from jobs.lifecycle.transitions import now_plus
+from jobs.lifecycle.worker_state import BODY
 from jobs.models import LIVE, UNSUCCESSFUL, Job, State
 from jobs.models.values import decoded, scrub, storable
 from jobs.store import databases

@@ -27,7 +27,7 @@ from django.utils import timezone
 from jobs.conf import conf, reads_rows
 from jobs.contrib.crashtest.copies import Copy
 from jobs.contrib.crashtest.recorder import Operation, Recorder, import_clients
-from jobs.lifecycle.board import Board, board
+from jobs.lifecycle.worker_state import WorkerState, worker_state
 from jobs.maintenance import rescue
 from jobs.models import LIVE, Job, Node, Pause
 from jobs.testing.inline import run_jobs
@@ -144,7 +144,7 @@ class Children:
             ours.close()
             recorder = Recorder(theirs, self.caches, self.is_sealed, **recorded)
             try:
-                self._settle_in(name)
+                self._finish_in(name)
                 recorder.install()
                 recorder.tell(answer=work())
             except BaseException:
@@ -152,7 +152,7 @@ class Children:
         finally:
             os._exit(0)
 
-    def _settle_in(self, name: str) -> None:
+    def _finish_in(self, name: str) -> None:
         """Become a worker. Nothing that this process does may reach its parent."""
         # A garbage collection would copy all memory of the parent.
         gc.freeze()
@@ -161,7 +161,7 @@ class Children:
         logging.disable(logging.CRITICAL)
         os.environ["PGAPPNAME"] = name
         # In place, because other modules have imported this object.
-        vars(board).update(vars(Board()))
+        vars(worker_state).update(vars(WorkerState()))
         for connection in connections.all(initialized_only=True):
             # It is not closed: a database in memory belongs to the parent.
             connection.connection = None

@@ -25,7 +25,7 @@ from jobs.contrib.event_broker import amqp, wire
 from jobs.contrib.event_broker.models import Position
 from jobs.events.models import ARGS, TRACE, UNSENT, Event, Relay
 from jobs.events.services import BrokerError
-from jobs.lifecycle.board import board
+from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Node
 from jobs.store import databases
 
@@ -58,12 +58,12 @@ def give_numbers(using: str, events: Sequence[Event]) -> None:
 def may_send(using: str) -> bool:
     """Whether this worker is the one that sends. It becomes that one if no living worker is."""
     rows = Relay.objects.using(using).filter(pk=1)
-    if rows.filter(node=board.node).exists():
+    if rows.filter(node=worker_state.node).exists():
         return True
     alive = Node.objects.using(using).filter(dead_at=None)
     is_free = Q(node=None) | ~Exists(alive.filter(pk=OuterRef("node")))
-    free = rows.filter(is_free, Exists(alive.filter(pk=board.node)))
-    return free.exists() and bool(free.update(node=board.node))
+    free = rows.filter(is_free, Exists(alive.filter(pk=worker_state.node)))
+    return free.exists() and bool(free.update(node=worker_state.node))
 
 
 def _unsent(using: str, source: Any, name: Any) -> QuerySet[Event]:

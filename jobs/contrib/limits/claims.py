@@ -1,12 +1,12 @@
-"""The claim where limits are in force: it takes a place, and the rate's permission, in the statement that claims.
+"""The claim where limits are in force: it takes a slot, and the rate's permission, in the statement that claims.
 
-Two constraints are the proof: no two running jobs of a limit have the same place (``jobs_job_place``,
-``jobs_job_queue_place``), so there are never more of them than places. A place is free when its job does not run any
-more, however that came. Of two claims that choose the same place, one fails and looks again. The rate is one row for
-each limit (``Gate``), which one conditional statement moves on.
+Two constraints are the proof: no two running jobs of a limit have the same slot (``jobs_job_limit_slot``,
+``jobs_job_queue_slot``), so there are never more of them than slots. A slot is free when its job does not run any
+more, however that came. Of two claims that choose the same slot, one fails and looks again. The rate is one row for
+each limit (``RateLimiter``), which one conditional statement moves on.
 
 A claim takes one job of a limit at the most, the first of its line: what waits behind another in a batch would have a
-place, and not use it. A job whose limit is reached stays where it is, and a claim steps over it. Where many of those
+slot, and not use it. A job whose limit is reached stays where it is, and a claim steps over it. Where many of those
 stand in the way they are *held*: out of the index that claims read, until somebody lets in the first of their line.
 """
 
@@ -31,11 +31,11 @@ from jobs.conf.rates import Limit
 from jobs.contrib.limits import limits
 from jobs.contrib.limits import store as limited
 from jobs.contrib.limits.limits import Limits, name_of
-from jobs.contrib.limits.models import Gate
+from jobs.contrib.limits.models import RateLimiter
 from jobs.lifecycle import claims
-from jobs.lifecycle.board import board
-from jobs.lifecycle.ring import bell
-from jobs.models import CLAIMABLE, HELD, LINED, PLACED, SEATED, Job, State
+from jobs.lifecycle.wakeups import wakeup
+from jobs.lifecycle.worker_state import worker_state
+from jobs.models import CLAIMABLE, HELD, LINED, SEATED, WITH_SLOT, Job, State
 from jobs.models.columns import ORDER, POSITION
 from jobs.store import databases
 from jobs.store.base import Claim
@@ -49,10 +49,10 @@ FEW, MORE, WINDOW = 10, CROWD, 200
 LOOK = 1.0
 #: How many times a claim goes on after it has moved others out of its way.
 TRIES = 200
-#: Gates that are looked at together; seconds before its time at which a job is let in; and how many at the most, of all
-#: gates. They stand in the way until their time comes, so they are far fewer than those that would be held again.
-GATES, AHEAD, LET_IN = 100, 2.0, CROWD // 2
-#: Seconds between two looks at a gate, however fast its rate is.
+#: Limiters that are looked at together; seconds before its time at which a job is let in; and how many at the most, of all
+#: limiters. They stand in the way until their time comes, so they are far fewer than those that would be held again.
+LIMITERS, AHEAD, LET_IN = 100, 2.0, CROWD // 2
+#: Seconds between two looks at a limiter, however fast its rate is.
 SHORTEST_LOOK = 0.05
 #: Seconds between two looks at what is held, however far off its rate's time is: the rate may be another one by then.
 LONGEST_LOOK = 60.0
@@ -62,7 +62,7 @@ LONGEST_LOOK = 60.0
 class Found:
     """What the limits say of the first jobs of a queue."""
 
-    #: Those that may run now: the row, its place, and its place in the queue.
+    #: Those that may run now: the row, its slot, and its slot in the queue.
     picked: list[tuple[Any, int | None, int | None]] = field(default_factory=list)
     #: Those whose limit is reached.
     blocked: list[Any] = field(default_factory=list)
@@ -70,8 +70,8 @@ class Found:
     unmarked: list[Any] = field(default_factory=list)
     #: In how many seconds the first rate lets the next one start.
     opens_in: float | None = None
-    #: The gates to move on: what the next starts are counted from, and from when on the ones after them are.
-    gates: dict[str, tuple[float, float]] = field(default_factory=dict)
+    #: The limiters to move on: what the next starts are counted from, and from when on the ones after them are.
+    limiters: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def wait(self, seconds: float) -> None:
         self.opens_in = seconds if self.opens_in is None else min(self.opens_in, seconds)
@@ -83,7 +83,7 @@ class LimitedClaimer(claims.Claimer):
     def __init__(self, app: Celery | None = None) -> None:
         super().__init__()
         self._app = app
-        #: The limits of the jobs that this process had claimed: their places may be free.
+        #: The limits of the jobs that this process had claimed: their slots may be free.
         self._left: dict[str, set[str]] = defaultdict(set)
         #: Whether some are held back, as this process saw it last.
         self._holds = False
@@ -91,7 +91,7 @@ class LimitedClaimer(claims.Claimer):
         self._plain_until: dict[tuple[str, str], float] = {}
         #: For each database and queue: when it looks after what is held.
         self._tidy_at: dict[tuple[str, str], float] = {}
-        #: For each database and queue: the place of the row that was the first when it looked last.
+        #: For each database and queue: the slot of the row that was the first when it looked last.
         self._start: dict[tuple[str, str], tuple[Any, ...]] = {}
         #: The databases and queues at whose beginning more than a few jobs stand in the way.
         self._crowded: set[tuple[str, str]] = set()
@@ -129,7 +129,7 @@ class LimitedClaimer(claims.Claimer):
         known = limits.in_force(self._app or celery_app())
         spot = (using, queue)
         self._opens_at.pop(spot, None)
-        if not known.concern(queue) and not board.holds:
+        if not known.concern(queue) and not worker_state.holds:
             self._left.clear()
             return super().claim(using, queue, node, limit, token, without)
         is_plain = time.monotonic() < self._plain_until.get(spot, 0.0)
@@ -137,15 +137,15 @@ class LimitedClaimer(claims.Claimer):
             return rows
         size, token = claims.size_of(limit), token or claims.new_token()
         left = self._left.pop(using, None)
-        if left and (board.holds or self._holds):
-            for gate in Gate.objects.using(using).filter(pk__in=left, look_at__isnull=False):
-                if _let_in(using, gate, known):
+        if left and (worker_state.holds or self._holds):
+            for limiter in RateLimiter.objects.using(using).filter(pk__in=left, look_at__isnull=False):
+                if _let_in(using, limiter, known):
                     self._start.clear()
         rows = []
         claim, at_once = Claim(queue, node, size, token, without), store.of(using).writes_at_once
         for _ in range(TRIES):
             try:
-                # Behind the place of an old look somebody better may have come.
+                # Behind the slot of an old look somebody better may have come.
                 start = self._start.get(spot, ()) if time.monotonic() < self._tidy_at.get(spot, 0.0) else ()
                 if start:
                     beyond = MORE if spot in self._crowded else FEW
@@ -158,7 +158,7 @@ class LimitedClaimer(claims.Claimer):
                 is_behind = isinstance(exc, IntegrityError) or databases.sqlstate(exc) == databases.DIVISION_BY_ZERO
                 if not is_behind and not databases.is_conflict(exc):
                     raise
-                # Race: another claim chose the same place, and has it; or it passed one of the gates.
+                # Race: another claim chose the same slot, and has it; or it passed one of the limiters.
                 continue
             if rows and time.monotonic() < self._tidy_at.get(spot, 0.0):
                 break
@@ -179,10 +179,12 @@ class LimitedClaimer(claims.Claimer):
         """Let in whose turn it is, and hold what stands in the way; whether a claim may find more now."""
         spot = (using, queue)
         now = databases.epoch(using)
-        closed = Gate.objects.using(using).filter(look_at__isnull=False)
+        closed = RateLimiter.objects.using(using).filter(look_at__isnull=False)
         # A time that is too far off was written before the clock was put back.
-        due = closed.filter(Q(look_at__lte=now) | Q(look_at__gt=now + LONGEST_LOOK + LOOK)).order_by("look_at")[:GATES]
-        done = sum([_let_in(using, gate, known) for gate in due if _take_gate(using, gate, now)])
+        due = closed.filter(Q(look_at__lte=now) | Q(look_at__gt=now + LONGEST_LOOK + LOOK)).order_by("look_at")[
+            :LIMITERS
+        ]
+        done = sum([_let_in(using, limiter, known) for limiter in due if _take_rate(using, limiter, now)])
         self._holds = closed.exists()
         ready = Job.objects.using(using).filter(CLAIMABLE, queue=queue).order_by(*ORDER)
         head = list(_rows(ready)[:WINDOW])
@@ -213,11 +215,11 @@ def _take_anywhere(using: str, claim: Claim, known: Limits) -> list[Job]:
         return []
     with transaction.atomic(using=using):
         found = _sort(using, queue, list(_rows(databases.free(ready))[: size + WINDOW]), size, known)
-        for key, (last, following) in found.gates.items():
-            Gate.objects.using(using).update_or_create(pk=key, defaults={"last_at": last, "next_at": following})
-        for row, place, queue_place in found.picked:
-            places = {"limit_place": place, "queue_place": queue_place}
-            jobs.filter(pk=row.pk).update(node=claim.node, token=claim.token, **{**store.of(using).running, **places})
+        for key, (last, following) in found.limiters.items():
+            RateLimiter.objects.using(using).update_or_create(pk=key, defaults={"last_at": last, "next_at": following})
+        for row, slot, queue_slot in found.picked:
+            slots = {"limit_slot": slot, "queue_slot": queue_slot}
+            jobs.filter(pk=row.pk).update(node=claim.node, token=claim.token, **{**store.of(using).running, **slots})
         return list(jobs.filter(pk__in=[row.pk for row, *_ in found.picked]).order_by(*ORDER))
 
 
@@ -225,23 +227,23 @@ def _rows(jobs: QuerySet[Job]) -> QuerySet[Job, Any]:
     return jobs.values_list("pk", "task", "limit_key", *ORDER, named=True)
 
 
-def next_at(gate: Gate, limit: Limit, now: float) -> float:
+def next_at(limiter: RateLimiter, limit: Limit, now: float) -> float:
     """From when on the next start is counted, in the database's time.
 
-    The gate may stem from a slower rate: then its last start counts, and the pause of the rate that holds now. Or the
+    The limiter may stem from a slower rate: then its last start counts, and the pause of the rate that holds now. Or the
     database's clock was put back since.
     """
-    if gate.last_at > now + 1:
+    if limiter.last_at > now + 1:
         return now
-    return float(min(gate.next_at, min(gate.last_at, now) + limit.burst * limit.pause))
+    return float(min(limiter.next_at, min(limiter.last_at, now) + limit.burst * limit.pause))
 
 
 def running_in(using: str, keys: Iterable[str]) -> dict[str, set[int]]:
-    """The places that are taken, of each limit."""
+    """The slots that are taken, of each limit."""
     found: dict[str, set[int]] = defaultdict(set)
-    rows = Job.objects.using(using).filter(PLACED, limit_key__in=list(keys))
-    for job in rows.only("limit_key", "limit_place"):
-        found[str(job.limit_key)].add(job.limit_place or 0)
+    rows = Job.objects.using(using).filter(WITH_SLOT, limit_key__in=list(keys))
+    for job in rows.only("limit_key", "limit_slot"):
+        found[str(job.limit_key)].add(job.limit_slot or 0)
     return found
 
 
@@ -254,12 +256,14 @@ def _sort(using: str, queue: str, rows: Sequence[Any], size: int, known: Limits,
     found, own = Found(), known.queues.get(queue, Limit())
     keys = {row.limit_key for row in rows if row.limit_key is not None and row.task in known.tasks}
     now, taken = databases.epoch(using), running_in(using, keys)
-    gates = {gate.pk: gate for gate in Gate.objects.using(using).filter(pk__in=[*keys, name_of(queue)])}
+    limiters = {
+        limiter.pk: limiter for limiter in RateLimiter.objects.using(using).filter(pk__in=[*keys, name_of(queue)])
+    }
     of_keys = {row.limit_key: known.tasks[row.task] for row in rows if row.task in known.tasks} | {name_of(queue): own}
-    base = {key: max(next_at(gate, of_keys[key], now), now) for key, gate in gates.items()}
-    held_at = [key for key, gate in gates.items() if gate.look_at is not None and is_exact]
+    base = {key: max(next_at(limiter, of_keys[key], now), now) for key, limiter in limiters.items()}
+    held_at = [key for key, limiter in limiters.items() if limiter.look_at is not None and is_exact]
     first_held = _first_held(using, queue, held_at)
-    free = _free_places(using, queue, own)
+    free = _free_slots(using, queue, own)
     most = _permitted(own, base.get(name_of(queue), now) - now) if own.pause else size
     if most < 1:
         found.wait(base[name_of(queue)] - now - (own.burst - 1) * own.pause)
@@ -269,14 +273,14 @@ def _sort(using: str, queue: str, rows: Sequence[Any], size: int, known: Limits,
     taken_now: set[str] = set()
     alone: str | None = None
     for row in rows:
-        limit, place = known.tasks.get(row.task), None
+        limit, slot = known.tasks.get(row.task), None
         if limit is not None:
             key = row.limit_key
             if key is None:
                 found.unmarked.append(row)
                 continue
-            place = next((n for n in range(limit.places or 0) if n not in taken[key]), None)
-            is_full = limit.places is not None and (place is None or len(taken[key]) >= limit.places)
+            slot = next((n for n in range(limit.slots or 0) if n not in taken[key]), None)
+            is_full = limit.slots is not None and (slot is None or len(taken[key]) >= limit.slots)
             opens = base.get(key, now) - now - (limit.burst - 1) * limit.pause if limit.pause else 0.0
             held = first_held.get(key)
             if key in taken_now:
@@ -297,13 +301,13 @@ def _sort(using: str, queue: str, rows: Sequence[Any], size: int, known: Limits,
             alone = row.limit_key
         if limit is not None:
             taken_now.add(row.limit_key)
-        found.picked.append((row, place, free.pop(0) if free is not None else None))
+        found.picked.append((row, slot, free.pop(0) if free is not None else None))
     if alone is not None:
         step = known.tasks[found.picked[0][0].task].pause
-        found.gates[alone] = base.get(alone, now), base.get(alone, now) + step
+        found.limiters[alone] = base.get(alone, now), base.get(alone, now) + step
     if own.pause and found.picked:
         since = base.get(name_of(queue), now)
-        found.gates[name_of(queue)] = since, since + len(found.picked) * own.pause
+        found.limiters[name_of(queue)] = since, since + len(found.picked) * own.pause
     return found
 
 
@@ -312,12 +316,12 @@ def _permitted(limit: Limit, ahead: float) -> int:
     return int((limit.burst * limit.pause - ahead) // limit.pause)
 
 
-def _free_places(using: str, queue: str, own: Limit) -> list[int] | None:
-    if own.places is None:
+def _free_slots(using: str, queue: str, own: Limit) -> list[int] | None:
+    if own.slots is None:
         return None
     rows = Job.objects.using(using).filter(SEATED, queue=queue)
-    taken = set(rows.values_list("queue_place", flat=True))
-    return [place for place in range(own.places) if place not in taken][: max(0, own.places - len(taken))]
+    taken = set(rows.values_list("queue_slot", flat=True))
+    return [slot for slot in range(own.slots) if slot not in taken][: max(0, own.slots - len(taken))]
 
 
 def _line(using: str, key: str, queue: str) -> QuerySet[Job]:
@@ -342,34 +346,34 @@ def _hold(using: str, queue: str, blocked: Sequence[Any]) -> int:
         rows = databases.free(Job.objects.using(using).filter(CLAIMABLE, pk__in=ids)).values_list("pk", "limit_key")
         for pk, key in sorted(rows, key=lambda row: str(row[1])):
             done += Job.objects.using(using).filter(CLAIMABLE, pk=pk).update(held=True)
-            gate, now = Gate.objects.using(using).get_or_create(pk=key)[0], databases.epoch(using)
-            gate.look_at = max(now, min(gate.next_at, now + 1))
-            gate.save(update_fields=["look_at"])
+            limiter, now = RateLimiter.objects.using(using).get_or_create(pk=key)[0], databases.epoch(using)
+            limiter.look_at = max(now, min(limiter.next_at, now + 1))
+            limiter.save(update_fields=["look_at"])
     return done
 
 
-def _take_gate(using: str, gate: Gate, now: float) -> bool:
-    """Of all that find a gate due one looks at it, and it is due again if that one dies."""
-    mine = Gate.objects.using(using).filter(pk=gate.pk, look_at=gate.look_at)
-    gate.look_at = now + LOOK
-    return bool(mine.update(look_at=gate.look_at))
+def _take_rate(using: str, limiter: RateLimiter, now: float) -> bool:
+    """Of all that find a limiter due one looks at it, and it is due again if that one dies."""
+    mine = RateLimiter.objects.using(using).filter(pk=limiter.pk, look_at=limiter.look_at)
+    limiter.look_at = now + LOOK
+    return bool(mine.update(look_at=limiter.look_at))
 
 
-def _let_in(using: str, gate: Gate, known: Limits) -> int:
+def _let_in(using: str, limiter: RateLimiter, known: Limits) -> int:
     """Let claims look at the first jobs of its lines, as many as may run soon; returns how many that are.
 
     Race: others may be held meanwhile, and that changes ``look_at``. So it is only changed as it was read.
     """
-    held = Job.objects.using(using).filter(LINED, HELD, limit_key=gate.pk).order_by("limit_key", "queue")
+    held = Job.objects.using(using).filter(LINED, HELD, limit_key=limiter.pk).order_by("limit_key", "queue")
     first = held.only("queue", "task").first()
     limit = known.tasks.get(first.task) if first is not None else None
     most, now = KIN, databases.epoch(using)
     look_at = now + LOOK
-    if limit is not None and limit.places is not None:
-        most = limit.places - len(running_in(using, [gate.pk])[gate.pk])
+    if limit is not None and limit.slots is not None:
+        most = limit.slots - len(running_in(using, [limiter.pk])[limiter.pk])
     if limit is not None and limit.pause:
-        opens_in = next_at(gate, limit, now) - now - (limit.burst - 1) * limit.pause
-        closed = Gate.objects.using(using).filter(look_at__isnull=False)[: LET_IN + 1].count()
+        opens_in = next_at(limiter, limit, now) - now - (limit.burst - 1) * limit.pause
+        closed = RateLimiter.objects.using(using).filter(look_at__isnull=False)[: LET_IN + 1].count()
         ahead = min(LET_IN // max(1, closed), int(AHEAD / limit.pause))
         soon = (limit.burst if opens_in <= 0 else 0) + (ahead if opens_in < AHEAD else 0)
         most = min(most, soon)
@@ -379,15 +383,17 @@ def _let_in(using: str, gate: Gate, known: Limits) -> int:
     done = 0
     while first is not None and most > 0:
         # The workers of one queue may not look at another: each queue has a line of its own.
-        line = _line(using, gate.pk, first.queue).values_list("pk", "held")
+        line = _line(using, limiter.pk, first.queue).values_list("pk", "held")
         ids = [pk for pk, is_held in line[:most] if is_held]
         with transaction.atomic(using=using):
             ids = list(databases.free(Job.objects.using(using).filter(HELD, pk__in=ids)).values_list("pk", flat=True))
             done += Job.objects.using(using).filter(HELD, pk__in=ids).update(held=None) if ids else 0
         first = held.filter(queue__gt=first.queue).only("queue", "task").first()
-    # Those that were just let in may stand before the place from which other claims go on; so there is one more look.
+    # Those that were just let in may stand before the slot from which other claims go on; so there is one more look.
     is_over = not done and most > 0 and not held.exists()
-    Gate.objects.using(using).filter(pk=gate.pk, look_at=gate.look_at).update(look_at=None if is_over else look_at)
+    RateLimiter.objects.using(using).filter(pk=limiter.pk, look_at=limiter.look_at).update(
+        look_at=None if is_over else look_at
+    )
     return done
 
 
@@ -406,18 +412,18 @@ def _mark(using: str, rows: Sequence[Any], app: Celery | None) -> int:
     return done
 
 
-#: The board takes one writer at a time. Two threads of the companion are such.
+#: The worker state takes one writer at a time. Two threads of the supervisor are such.
 _publishing = threading.Lock()
 
 
 def publish() -> None:
-    """Tell this worker's processes what was set by hand; the companion does it with every poll."""
+    """Tell this worker's processes what was set by hand; the supervisor does it with every poll."""
     with _publishing:
         given = {name: list(values) for name, values in limits.read().items()}
-        if given == board.limits:
+        if given == worker_state.limits:
             return
         try:
-            board.limits = given
+            worker_state.limits = given
         except ValueError as exc:
             logger.error("the limits that were set by hand: %s", exc, extra={"action": "limits_too_many"})
             return
@@ -426,23 +432,23 @@ def publish() -> None:
 
 def ticked(answers: Mapping[str, Mapping[str, Any]]) -> None:
     """Tell this worker's processes what is held back, and what was set by hand."""
-    board.holds = any(each["holds"] for each in answers.values())
+    worker_state.holds = any(each["holds"] for each in answers.values())
     if any(each["may_open"] for each in answers.values()):
-        bell.ring()
-    if board.limits or answers.get(databases.home(), {}).get("is_limited"):
+        wakeup.send()
+    if worker_state.limits or answers.get(databases.home(), {}).get("is_limited"):
         publish()
 
 
 def _look_now(using: str) -> None:
     """What is held may be let in by now, long before its former rate's time."""
     now = databases.epoch(using)
-    Gate.objects.using(using).filter(look_at__gt=now).update(look_at=now)
+    RateLimiter.objects.using(using).filter(look_at__gt=now).update(look_at=now)
 
 
-def prune_gates(using: str) -> int:
-    """Forget the gates that stand open, at which nobody is held: the next job makes its own.
+def prune_rate_limiters(using: str) -> int:
+    """Forget the limiters that stand open, at which nobody is held: the next job makes its own.
 
     Race: a job is held at this moment. ``delete()`` would delete what it read before, if a signal has receivers.
     """
-    rows = Gate.objects.using(using).filter(next_at__lt=databases.epoch(using) - 60, look_at=None)
+    rows = RateLimiter.objects.using(using).filter(next_at__lt=databases.epoch(using) - 60, look_at=None)
     return int(rows._raw_delete(using))

@@ -81,9 +81,9 @@ class Limits(Extension):
         limits.set_by_hand(task, concurrency, rate, "celery control rate_limit")
 
     def prune(self, using: str, budget: float) -> None:
-        from jobs.contrib.limits.claims import prune_gates
+        from jobs.contrib.limits.claims import prune_rate_limiters
 
-        prune_gates(using)
+        prune_rate_limiters(using)
 
     def status(self, found: dict[str, Any]) -> dict[str, Any]:
         from jobs.contrib.limits.usage import usage

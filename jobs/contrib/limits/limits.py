@@ -13,7 +13,7 @@ from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.conf.rates import Limit, limit_of
 from jobs.contrib.limits.models import Limit as Row
-from jobs.lifecycle.board import board
+from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job
 from jobs.models.values import named, scrub
 from jobs.store import databases
@@ -58,10 +58,10 @@ def in_force(app: Celery | None, given: Given | None = None) -> Limits:
     """The limits that this process knows.
 
     Parameters:
-        given: what was set by hand; None: as the worker's companion read it last.
+        given: what was set by hand; None: as the worker's supervisor read it last.
     """
     global _last
-    given = board.limits if given is None else given
+    given = worker_state.limits if given is None else given
     tasks = {} if app is None else app.tasks
     made_of = (app, len(tasks), conf(), given)
     if all(old is new or old == new for old, new in zip(_last, made_of, strict=False)):
@@ -73,7 +73,7 @@ def in_force(app: Celery | None, given: Given | None = None) -> Limits:
         before = known.get(key) or Limit()
         try:
             known[key] = limit_of(
-                before.places if concurrency is None else concurrency, before.rate if rate is None else rate
+                before.slots if concurrency is None else concurrency, before.rate if rate is None else rate
             )
         except ValueError as exc:
             # Another release wrote it, or somebody by hand. No claim may fail of it.

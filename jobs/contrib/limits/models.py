@@ -34,7 +34,7 @@ class Limit(Completed):
         return self.name
 
 
-class Gate(Completed):
+class RateLimiter(Completed):
     """The state of one limit: when its rate lets the next job in, and whether jobs are held back at it.
 
     Times are seconds since 1970 by the database's clock.
@@ -49,8 +49,8 @@ class Gate(Completed):
     look_at = models.FloatField(null=True)
 
     class Meta:
-        db_table = "jobs_gate"
+        db_table = "jobs_rate_limiter"
         indexes: ClassVar = [
-            models.Index(name="jobs_gate_look", fields=["look_at"], condition=Q(look_at__isnull=False)),
-            models.Index(name="jobs_gate_next", fields=["next_at"]),
+            models.Index(name="jobs_rate_limiter_look", fields=["look_at"], condition=Q(look_at__isnull=False)),
+            models.Index(name="jobs_rate_limiter_next", fields=["next_at"]),
         ]

@@ -18,16 +18,16 @@ from jobs.store.sessions import literal, session_of
 #: What the clock asks (``Extension.looks``).
 LOOKS = {
     "is_limited": "EXISTS (SELECT 1 FROM jobs_limit)",
-    "holds": "EXISTS (SELECT 1 FROM jobs_gate WHERE look_at IS NOT NULL)",
+    "holds": "EXISTS (SELECT 1 FROM jobs_rate_limiter WHERE look_at IS NOT NULL)",
     "may_open": """
-            (SELECT 1 FROM jobs_gate WHERE look_at <= {epoch} ORDER BY look_at LIMIT 1) IS NOT NULL
-            OR (SELECT 1 FROM jobs_gate WHERE look_at > {epoch} + 61 ORDER BY look_at DESC LIMIT 1) IS NOT NULL""",
+            (SELECT 1 FROM jobs_rate_limiter WHERE look_at <= {epoch} ORDER BY look_at LIMIT 1) IS NOT NULL
+            OR (SELECT 1 FROM jobs_rate_limiter WHERE look_at > {epoch} + 61 ORDER BY look_at DESC LIMIT 1) IS NOT NULL""",
 }
 
 _NOW = "EXTRACT(EPOCH FROM statement_timestamp())::float8"
 
 #: The first jobs of the queue, one by one until there are enough: of a limit only the first of its line, and only if
-#: there is a place. Those that are passed over are not locked.
+#: there is a slot. Those that are passed over are not locked.
 _CLAIM = """
 WITH first AS MATERIALIZED (
     SELECT id, limit_key, rank, run_at, array_position({tasks}::text[], task::text) AS own FROM jobs_job
@@ -36,22 +36,22 @@ WITH first AS MATERIALIZED (
     LIMIT {window}
 ), taken AS MATERIALIZED (
     -- Once, and not for each key: the planner may choose the index of all that runs, and read all of it.
-    SELECT limit_key, array_agg(limit_place) AS taken_places FROM jobs_job
-    WHERE state = 'running' AND limit_place IS NOT NULL AND limit_key = ANY (ARRAY(SELECT limit_key FROM first))
+    SELECT limit_key, array_agg(limit_slot) AS taken_slots FROM jobs_job
+    WHERE state = 'running' AND limit_slot IS NOT NULL AND limit_key = ANY (ARRAY(SELECT limit_key FROM first))
     GROUP BY limit_key
 ), found AS MATERIALIZED (
-    SELECT job.id, head.rank, head.run_at, head.limit_key, head.place, head.burst, coalesce(head.pause, 0) AS pause
+    SELECT job.id, head.rank, head.run_at, head.limit_key, head.slot, head.burst, coalesce(head.pause, 0) AS pause
     FROM (
-        SELECT id, limit_key, rank, run_at, own, places, burst, pause, number,
-            CASE WHEN number > 1 THEN NULL WHEN taken_places IS NULL AND places > 0 THEN 0 ELSE (
-                SELECT free FROM generate_series(0, places - 1) AS free
-                WHERE free <> ALL (taken_places)
+        SELECT id, limit_key, rank, run_at, own, slots, burst, pause, number,
+            CASE WHEN number > 1 THEN NULL WHEN taken_slots IS NULL AND slots > 0 THEN 0 ELSE (
+                SELECT free FROM generate_series(0, slots - 1) AS free
+                WHERE free <> ALL (taken_slots)
                     -- The limit may have been higher when those began that run.
-                    AND places > cardinality(taken_places)
+                    AND slots > cardinality(taken_slots)
                 LIMIT 1
-            ) END AS place
+            ) END AS slot
         FROM (
-            SELECT id, limit_key, rank, run_at, own, taken_places, ({places}::int[])[own] AS places,
+            SELECT id, limit_key, rank, run_at, own, taken_slots, ({slots}::int[])[own] AS slots,
                 ({bursts}::int[])[own] AS burst, ({pauses}::float8[])[own] AS pause,
                 row_number() OVER (PARTITION BY limit_key ORDER BY {order}) AS number
             FROM first LEFT JOIN taken USING (limit_key)
@@ -66,10 +66,10 @@ WITH first AS MATERIALIZED (
     ) AS job
     WHERE head.own IS NULL OR (
         -- One that was called before its task had a limit has no key yet.
-        head.limit_key IS NOT NULL AND (head.places IS NULL OR head.place IS NOT NULL)
+        head.limit_key IS NOT NULL AND (head.slots IS NULL OR head.slot IS NOT NULL)
         AND head.number = 1
         -- Jobs that are held are not among the rows that were read, and may stand before it in its line.
-        AND CASE WHEN (SELECT NOT EXISTS (SELECT 1 FROM jobs_gate WHERE look_at IS NOT NULL)) THEN true
+        AND CASE WHEN (SELECT NOT EXISTS (SELECT 1 FROM jobs_rate_limiter WHERE look_at IS NOT NULL)) THEN true
             ELSE NOT EXISTS (
                 SELECT 1 FROM jobs_job AS earlier
                 WHERE earlier.state = 'ready' AND earlier.limit_key = head.limit_key AND earlier.queue = {queue}
@@ -81,7 +81,7 @@ WITH first AS MATERIALIZED (
 ) {picked}
 UPDATE jobs_job
 SET state = 'running', lease = lease + 1, token = %(token)s, node_id = %(node)s, backend = %(backend)s,
-    started_at = statement_timestamp(), limit_place = {source}.place, queue_place = {queue_place}
+    started_at = statement_timestamp(), limit_slot = {source}.slot, queue_slot = {queue_slot}
 FROM {source}, (SELECT set_config('synchronous_commit', 'off', true)) AS unsynced
 WHERE jobs_job.id = {source}.id {passed}
 RETURNING {columns}
@@ -96,7 +96,7 @@ _NEXT = """CASE WHEN last_at > {now} + 1 THEN {now}
 
 #: The rate of a task's limit lets one start now.
 _OPEN = """AND (head.pause = 0 OR NOT EXISTS (
-            SELECT 1 FROM jobs_gate
+            SELECT 1 FROM jobs_rate_limiter
             WHERE key = head.limit_key AND {next} > {now} + (head.burst - 1) * head.pause
         ))"""
 
@@ -109,47 +109,47 @@ _PICKED = """, picked AS MATERIALIZED (
     ) AS ordered {of_queue}
     WHERE CASE WHEN first_pause > 0 THEN number = 1 ELSE pause = 0 END {most}
 ), paced AS MATERIALIZED (
-    SELECT limit_key::text AS key, greatest((SELECT {next} FROM jobs_gate WHERE key = limit_key), {now}) AS base,
-        pause AS step, (SELECT next_at FROM jobs_gate WHERE key = limit_key) AS seen
+    SELECT limit_key::text AS key, greatest((SELECT {next} FROM jobs_rate_limiter WHERE key = limit_key), {now}) AS base,
+        pause AS step, (SELECT next_at FROM jobs_rate_limiter WHERE key = limit_key) AS seen
     FROM picked WHERE pause > 0 {queue_paced}
 ), passed AS (
-    INSERT INTO jobs_gate AS gate (key, last_at, next_at) SELECT key, base, base + step FROM paced
+    INSERT INTO jobs_rate_limiter AS limiter (key, last_at, next_at) SELECT key, base, base + step FROM paced
     ON CONFLICT (key) DO UPDATE SET last_at = EXCLUDED.last_at, next_at = EXCLUDED.next_at
     -- Else another claim was faster, and this one gets nothing.
-    WHERE gate.next_at <= EXCLUDED.last_at OR gate.next_at = (SELECT seen FROM paced WHERE paced.key = gate.key)
+    WHERE limiter.next_at <= EXCLUDED.last_at OR limiter.next_at = (SELECT seen FROM paced WHERE paced.key = limiter.key)
     RETURNING 1
 ), counted AS MATERIALIZED (
     SELECT (SELECT count(*) FROM passed) AS passed, (SELECT count(*) FROM paced) AS paced
 )"""
 
-#: All gates, or none: if it passed that of the task and not that of the queue, an error undoes it (a division by zero).
+#: All limiters, or none: if it passed that of the task and not that of the queue, an error undoes it (a division by zero).
 _PASSED = """AND (
     SELECT CASE WHEN passed = paced THEN true WHEN passed = 0 THEN false ELSE 1 / (passed - passed) = 1 END FROM counted
 )"""
 
-#: Of a queue with a concurrency: each row gets the next free place of the queue.
+#: Of a queue with a concurrency: each row gets the next free slot of the queue.
 _OF_QUEUE = """JOIN (
-        SELECT place AS queue_place, row_number() OVER (ORDER BY place) AS number
-        FROM generate_series(0, {places} - 1) AS place
+        SELECT slot AS queue_slot, row_number() OVER (ORDER BY slot) AS number
+        FROM generate_series(0, {slots} - 1) AS slot
         WHERE NOT EXISTS (
             SELECT 1 FROM jobs_job AS other
-            WHERE other.state = 'running' AND other.queue = {queue} AND other.queue_place = place
+            WHERE other.state = 'running' AND other.queue = {queue} AND other.queue_slot = slot
         )
-        ORDER BY place LIMIT greatest(0, {places} - (
+        ORDER BY slot LIMIT greatest(0, {slots} - (
             SELECT count(*) FROM jobs_job AS other
-            WHERE other.state = 'running' AND other.queue = {queue} AND other.queue_place IS NOT NULL
+            WHERE other.state = 'running' AND other.queue = {queue} AND other.queue_slot IS NOT NULL
         ))
     ) AS spots USING (number)"""
 
 #: Of a queue with a rate: so many may start now.
 _QUEUE_RATE = """CROSS JOIN (
-        SELECT greatest((SELECT {next} FROM jobs_gate WHERE key = {name}), {now}) AS queue_base
-    ) AS queue_gate"""
+        SELECT greatest((SELECT {next} FROM jobs_rate_limiter WHERE key = {name}), {now}) AS queue_base
+    ) AS queue_limiter"""
 _QUEUE_PACED = """UNION ALL
-    SELECT {name}, min(queue_base), count(*) * {pause}, (SELECT next_at FROM jobs_gate WHERE key = {name})
+    SELECT {name}, min(queue_base), count(*) * {pause}, (SELECT next_at FROM jobs_rate_limiter WHERE key = {name})
     FROM picked HAVING count(*) > 0"""
 
-#: In one statement, so that no stop of this process keeps others from the gates.
+#: In one statement, so that no stop of this process keeps others from the limiters.
 _HOLD = """
 WITH held AS (
     UPDATE jobs_job SET held = true
@@ -158,10 +158,10 @@ WITH held AS (
     ))
     RETURNING limit_key
 ), noted AS (
-    INSERT INTO jobs_gate AS gate (key, look_at)
+    INSERT INTO jobs_rate_limiter AS limiter (key, look_at)
     SELECT limit_key, EXTRACT(EPOCH FROM clock_timestamp()) FROM held GROUP BY limit_key ORDER BY limit_key
     -- Of a rate that is used up nobody can be let in before its time.
-    ON CONFLICT (key) DO UPDATE SET look_at = greatest(EXCLUDED.look_at, least(gate.next_at, EXCLUDED.look_at + 1))
+    ON CONFLICT (key) DO UPDATE SET look_at = greatest(EXCLUDED.look_at, least(limiter.next_at, EXCLUDED.look_at + 1))
 )
 SELECT count(*) FROM held
 """
@@ -200,9 +200,9 @@ def claim_sql(
 ) -> str:
     """What the limits are stands in it as well: they change seldom, and the planner sees them."""
     words: dict[str, Any] = {"order": BY_ORDER, "queue": literal(queue), "name": literal(name_of(queue)), "now": _NOW}
-    words |= {"places": own.places, "pause": own.pause, "burst": own.burst}
+    words |= {"slots": own.slots, "pause": own.pause, "burst": own.burst}
     words["next"] = _NEXT.format(**words)
-    of_queue = _OF_QUEUE.format(**words) if own.places else ""
+    of_queue = _OF_QUEUE.format(**words) if own.slots else ""
     is_paced = any(each.pause for _, each in of_tasks)
     most = queue_paced = picked = ""
     if own.pause:
@@ -220,7 +220,7 @@ def claim_sql(
         start=_START if is_started else "",
         without=WITHOUT if is_without else "",
         tasks=f"ARRAY[{', '.join(literal(name) for name, _ in of_tasks)}]",
-        places=f"ARRAY[{', '.join(str(each.places or 'NULL') for _, each in of_tasks)}]",
+        slots=f"ARRAY[{', '.join(str(each.slots or 'NULL') for _, each in of_tasks)}]",
         bursts=f"ARRAY[{', '.join(str(each.burst) for _, each in of_tasks)}]",
         pauses=f"ARRAY[{', '.join(str(each.pause) for _, each in of_tasks)}]",
         limit=limit,
@@ -229,6 +229,6 @@ def claim_sql(
         picked=picked,
         source="picked" if is_several else "found",
         passed=_PASSED if is_several else "",
-        queue_place="picked.queue_place" if own.places else "NULL",
+        queue_slot="picked.queue_slot" if own.slots else "NULL",
         columns=", ".join(f"jobs_job.{name}" for name in named(Part.CLAIM)),
     )

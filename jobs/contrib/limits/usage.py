@@ -12,7 +12,7 @@ from jobs.conf.rates import Limit
 from jobs.contrib.limits import limits
 from jobs.contrib.limits.claims import next_at
 from jobs.contrib.limits.limits import Limits, name_of
-from jobs.contrib.limits.models import Gate
+from jobs.contrib.limits.models import RateLimiter
 from jobs.inspection.counts import MOST, at_least, in_line
 from jobs.inspection.problems import Problem
 from jobs.inspection.times import duration
@@ -21,37 +21,37 @@ from jobs.inspection.why.waiting import ahead_of
 from jobs.models import CLAIMABLE, LINED, SEATED, Job, State
 from jobs.store import databases
 
-SHOWN = 5  #: So many of the jobs that have a limit's places are named.
+SHOWN = 5  #: So many of the jobs that have a limit's slots are named.
 
 
 def in_force() -> Limits:
     return limits.in_force(loaded_app(), limits.read())
 
 
-def _opens_in(gate: Gate | None, limit: Limit, now: float) -> float:
+def _opens_in(limiter: RateLimiter | None, limit: Limit, now: float) -> float:
     """Seconds until the rate lets the next job start; 0: it does."""
-    if gate is None or not limit.pause:
+    if limiter is None or not limit.pause:
         return 0.0
-    return max(0.0, next_at(gate, limit, now) - now - (limit.burst - 1) * limit.pause)
+    return max(0.0, next_at(limiter, limit, now) - now - (limit.burst - 1) * limit.pause)
 
 
 def keeps(job: Job, known: Limits) -> dict[str, Any] | None:
     """The limit that keeps a ready job, if one does.
 
     Its ``kind`` is ``"concurrency"`` or ``"rate"``; ``of`` a queue or a key of a task; then the ``jobs`` that have its
-    places, or in how many ``seconds`` the next may start.
+    slots, or in how many ``seconds`` the next may start.
     """
     using, key, running = str(job._state.db), job.limit_key or job.task, Job.objects.filter(state=State.RUNNING)
-    of_task = known.tasks.get(job.task), key, key, Q(limit_key=key, limit_place__isnull=False)
+    of_task = known.tasks.get(job.task), key, key, Q(limit_key=key, limit_slot__isnull=False)
     of_queue = known.queues.get(job.queue), name_of(job.queue), job.queue, Q(SEATED, queue=job.queue)
-    for limit, gate, name, placed in (of_task, of_queue):
+    for limit, limiter, name, with_slot in (of_task, of_queue):
         if limit is None:
             continue
-        placed_now = running.using(using).filter(placed)
-        if limit.places is not None and placed_now.count() >= limit.places:
+        placed_now = running.using(using).filter(with_slot)
+        if limit.slots is not None and placed_now.count() >= limit.slots:
             runs = placed_now.order_by("started_at").values_list("pk", flat=True)[:SHOWN]
-            return {"kind": "concurrency", "of": name, "limit": limit.places, "jobs": [str(each) for each in runs]}
-        state = Gate.objects.using(using).filter(pk=gate).first() if limit.pause else None
+            return {"kind": "concurrency", "of": name, "limit": limit.slots, "jobs": [str(each) for each in runs]}
+        state = RateLimiter.objects.using(using).filter(pk=limiter).first() if limit.pause else None
         if state is not None and (seconds := _opens_in(state, limit, databases.epoch(using))):
             return {"kind": "rate", "of": name, "limit": limit.rate, "seconds": seconds}
     return None
@@ -80,7 +80,7 @@ def usage() -> list[dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for name, limit in of.items():
         row = found[name] = {"name": name.removeprefix("@"), "kind": "queue" if name.startswith("@") else "task"}
-        row |= {"concurrency": limit.places, "rate": limit.rate, "by_hand": name in given}
+        row |= {"concurrency": limit.slots, "rate": limit.rate, "by_hand": name in given}
         row["per"] = _per(app and app.tasks.get(name))
         row |= {"running": 0, "reached": None, "next_in": None}
     for alias in conf().DATABASES if of else ():
@@ -97,19 +97,19 @@ def _per(task: Any) -> str | None:
 def _note_use(using: str, of: Mapping[str, Limit], found: dict[str, dict[str, Any]]) -> None:
     """Note how far each limit is used, in as many statements for many as for one, and one for each that is reached."""
     jobs, used = Job.objects.using(using), defaultdict[str, Counter[str]](Counter)
-    placed = jobs.filter(Q(limit_key__isnull=False) | SEATED, state=State.RUNNING)
+    with_slot = jobs.filter(Q(limit_key__isnull=False) | SEATED, state=State.RUNNING)
     # Count() of a column leaves out the rows where it is null.
-    counts = placed.values_list("task", "queue", "limit_key").annotate(Count("limit_key"), Count("queue_place"))
+    counts = with_slot.values_list("task", "queue", "limit_key").annotate(Count("limit_key"), Count("queue_slot"))
     for task, queue, key, of_task, of_queue in counts:
         used[task][str(key)] += of_task
         used[name_of(queue)][queue] += of_queue
-    gates = {gate.pk: gate for gate in Gate.objects.using(using).filter(pk__in=[*of])}
-    now = databases.epoch(using) if gates else 0.0
+    limiters = {limiter.pk: limiter for limiter in RateLimiter.objects.using(using).filter(pk__in=[*of])}
+    now = databases.epoch(using) if limiters else 0.0
     for name, limit in of.items():
-        row, places = found[name], used[name]
-        row["running"] += places.total()
-        seconds = _opens_in(gates.get(name), limit, now)
-        full = [key for key, count in places.items() if limit.places is not None and count >= limit.places]
+        row, slots = found[name], used[name]
+        row["running"] += slots.total()
+        seconds = _opens_in(limiters.get(name), limit, now)
+        full = [key for key, count in slots.items() if limit.slots is not None and count >= limit.slots]
         if full or seconds:
             in_line = Q(LINED, limit_key__in=[*full, name])
             waits = jobs.filter(Q(CLAIMABLE, queue=row["name"]) if row["kind"] == "queue" else in_line)
@@ -143,7 +143,7 @@ def waits(view: View) -> Iterator[Reason]:
     words = {"ahead": at_least(ahead, ahead == MOST), "since": duration(max(0.0, view.since(job.run_at)))}
     if found["kind"] == "concurrency":
         says = gettext(
-            "It waits for a place: of %(of)s at most %(limit)s may run at once, and so many do (%(holders)s). Waiting "
+            "It waits for a slot: of %(of)s at most %(limit)s may run at once, and so many do (%(holders)s). Waiting "
             "before it in its limit: %(ahead)s."
         )
         words["holders"] = ", ".join(found["jobs"])
@@ -163,9 +163,9 @@ def problems(found: list[dict[str, Any]]) -> Iterator[Problem]:
     for row in found:
         if row["reached"] == "concurrency":
             says = gettext(
-                "%(name)s: limit reached: %(running)s run, of %(concurrency)s at once; others wait for a place"
+                "%(name)s: limit reached: %(running)s run, of %(concurrency)s at once; others wait for a slot"
             )
-            yield Problem("limited", says % row, gettext("Jobs wait for a place, as it was wanted."))
+            yield Problem("limited", says % row, gettext("Jobs wait for a slot, as it was wanted."))
         elif row["reached"]:
             says = gettext("%(name)s: rate reached: %(rate)s; the next job starts in %(time)s")
             means = gettext("Jobs wait for their turn, as it was wanted.")

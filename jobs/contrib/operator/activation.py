@@ -40,7 +40,7 @@ def cancel_all(alias: str) -> int:
         # If it lives, then beside the original. Here it may claim nothing.
         transitions.bury(node.pk, alias)
     running = list(Job.objects.using(alias).filter(state=State.RUNNING).values_list("pk", flat=True))
-    done = sum(transitions.settle_running(job_id, alias, cancel) for job_id in running)
+    done = sum(transitions.finish_running(job_id, alias, cancel) for job_id in running)
     for forget in extensions.through("disown"):
         forget(alias)
     while cancelled := transitions.cancel_waiting(alias, conf().BATCH, why):

@@ -19,7 +19,7 @@ from jobs.contrib.operator import problems, status
 from jobs.idempotency import locks
 from jobs.inspection import why
 from jobs.inspection.times import duration
-from jobs.lifecycle import queues, ring, transitions
+from jobs.lifecycle import queues, transitions, wakeups
 from jobs.management.console.base import JobsCommand, option, subcommand
 from jobs.models import ENDED, Job, State
 from jobs.store import databases, identity
@@ -156,7 +156,7 @@ def _ring(alias: str) -> Finding:
     what, at, poll = f"rings of {alias!r}", store.of(alias), duration(conf().POLL_INTERVAL)
     if not at.has_notify:
         return Finding(what, True, f"{at.name} has none, workers look for new jobs")
-    if ring.hears(alias):
+    if wakeups.hears(alias):
         return Finding(what, True, "are heard, workers are told of new jobs")
     says = f"are not heard (a pooler that shares connections?): a job may wait {poll} until a worker looks"
     return Finding(what, True, says, "Let workers connect to the server itself, or to a pool of sessions.")
@@ -189,7 +189,7 @@ def _probe(app: Any, queue: str | None, timeout: float) -> Finding:
         job = databases.first(Job.objects.filter(pk=key))
     took = duration(time.monotonic() - began)
     if job is not None and job.state == State.SUCCEEDED:
-        return Finding("probe", True, f"enqueued, run on the node {str(job.result)[:8]} and settled in {took}")
+        return Finding("probe", True, f"enqueued, run on the node {str(job.result)[:8]} and finished in {took}")
     reason = why.explain(key)[1][0]
     for alias in conf().DATABASES:
         transitions.cancel(key, alias, why="manage.py jobs doctor waited for it in vain")

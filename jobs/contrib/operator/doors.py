@@ -16,9 +16,9 @@ def count(stopping: Event, attempt: Attempt) -> None:
     from django.db import connections
 
     from jobs.contrib.operator.statistics import Count
-    from jobs.lifecycle.board import board
+    from jobs.lifecycle.worker_state import worker_state
 
-    counting, pause = Count(lambda: board.node), FIRST
+    counting, pause = Count(lambda: worker_state.node), FIRST
     while not stopping.wait(pause):
         attempt(counting.run_once)
         # Not for the pause.

@@ -16,7 +16,7 @@ from jobs import store
 from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.inspection import public
-from jobs.lifecycle.ring import CHANNEL
+from jobs.lifecycle.wakeups import CHANNEL
 from jobs.models import Job, Node, Pause, State
 from jobs.store import databases
 

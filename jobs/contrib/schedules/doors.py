@@ -9,7 +9,7 @@ from typing import Any
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
-from jobs.contrib.schedules.moments import SCHEDULES, Ticks
+from jobs.contrib.schedules.ticks import SCHEDULES, Ticks
 from jobs.doors import Attempt, Extension, Passing
 from jobs.inspection.problems import Kind, Link
 

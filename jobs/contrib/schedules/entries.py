@@ -22,7 +22,7 @@ from django.db.models import F
 
 from jobs.calling.following import calls_are_rows
 from jobs.conf import conf, did_you_mean, reads_rows
-from jobs.contrib.schedules.moments import Ticks
+from jobs.contrib.schedules.ticks import Ticks
 from jobs.models.values import as_uuid
 from jobs.store import databases
 

@@ -13,8 +13,8 @@ from django.utils.translation import gettext_lazy as _
 
 from jobs.contrib.schedules.entries import NAME, TICK
 from jobs.contrib.schedules.models import Schedule
-from jobs.contrib.schedules.moments import IN_TIME
 from jobs.contrib.schedules.scheduler import GONE
+from jobs.contrib.schedules.ticks import IN_TIME
 from jobs.inspection.problems import Problem, ago, by_whom
 from jobs.inspection.times import duration
 from jobs.inspection.why.view import Reason, View

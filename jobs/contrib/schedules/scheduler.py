@@ -23,9 +23,9 @@ from jobs.conf.syncpoints import reach
 from jobs.contrib.schedules import entries
 from jobs.contrib.schedules.entries import Entry
 from jobs.contrib.schedules.models import Schedule
-from jobs.lifecycle.ring import bell
 from jobs.lifecycle.transitions import now_plus
 from jobs.lifecycle.unique import UniqueBusy
+from jobs.lifecycle.wakeups import wakeup
 from jobs.models.values import scrub
 from jobs.store import databases
 from jobs.store.databases import SAME, STARTED
@@ -212,7 +212,7 @@ def decide(entry: Entry, at: datetime.datetime | None = None) -> tuple[int, int]
         late = ", and makes up for the last one" if ticks and not due.in_time else ""
         logger.warning(text, entry.name, missed, late, extra=_about("schedule_missed", entry, count=missed))
     if ticks:
-        bell.ring()
+        wakeup.send()
     return len(ticks), missed
 
 

@@ -114,7 +114,7 @@ def created(job: Job) -> None:
 
 
 def processing(run: Run) -> AbstractContextManager[None]:
-    """The span of a run, from its claim until it is settled."""
+    """The span of a run, from its claim until it is finished."""
     return _processing(run, time.time_ns()) if _is_on(run.job.options) else nullcontext()
 
 

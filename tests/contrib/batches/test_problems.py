@@ -11,7 +11,7 @@ from django.utils import timezone
 from jobs.contrib.batches.models import Batch
 from jobs.contrib.operator import problems, status
 from jobs.models import Job
-from tests.helpers.rows import let_beat, make, make_node
+from tests.helpers.rows import let_heartbeat, make, make_node
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -21,7 +21,7 @@ def noted() -> list[problems.Problem]:
 
 
 def test_a_batch_that_waits_for_its_last_job():
-    let_beat(make_node())
+    let_heartbeat(make_node())
     hour = timezone.now() - datetime.timedelta(hours=1)
     batch = Batch.objects.create(name="import", made_at=hour)
     make("succeeded", batch=batch)
@@ -33,7 +33,7 @@ def test_a_batch_that_waits_for_its_last_job():
 
 
 def test_a_batch_that_cannot_be_closed(admin_client):
-    let_beat(make_node())
+    let_heartbeat(make_node())
     hour = timezone.now() - datetime.timedelta(hours=1)
     batch = Batch.objects.create(name="import", made_at=hour)
     job = make("succeeded", batch=batch)

@@ -45,7 +45,7 @@ def killed_at(point, key):
             os._exit(1)
     # What calls nobody rings nobody.
     assert os.waitpid(child, 0)[1] == signal.SIGKILL or point == "before_ring"
-    transitions.settle_running(uuid.UUID(key), "default", lambda job: transitions.hand_back(job, 0))
+    transitions.finish_running(uuid.UUID(key), "default", lambda job: transitions.hand_back(job, 0))
 
 
 def test_the_next_step_is_written_in_the_commit_of_the_one_before(node):

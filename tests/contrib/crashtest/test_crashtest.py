@@ -30,7 +30,7 @@ from django.test import TestCase
 from jobs import Snooze
 from jobs.contrib.crashtest import copies, crash
 from jobs.execution import pipeline
-from jobs.lifecycle.board import is_alive
+from jobs.lifecycle.worker_state import is_alive
 from jobs.models import Job, Node
 from jobs.store import databases
 from jobs.testing import NotIdempotent, assert_idempotent

@@ -21,7 +21,7 @@ from jobs.models import Job
 from tests import tasks as celery_tasks
 from tests.helpers import why
 from tests.helpers.harness import ROOT, Worker, claim, deliver, effects, run, wait_ended
-from tests.helpers.rows import let_beat, make, make_node
+from tests.helpers.rows import let_heartbeat, make, make_node
 from tests.helpers.servers import wait_for
 
 if django.VERSION < (6,):
@@ -295,7 +295,7 @@ def test_a_task_that_no_worker_can_import_waits_and_says_so():
 
 def test_why_does_not_miss_what_a_worker_will_import():
     idle = make_node(tasks=[], queues=["celery", current_app.conf.task_default_queue])
-    let_beat(idle)
+    let_heartbeat(idle)
     unknown, result = make(task="tests.helpers.background.unknown"), background.add.enqueue(1)
     assert "unknown_task" in why.codes(unknown.pk)
     assert "unknown_task" not in why.codes(result.id)

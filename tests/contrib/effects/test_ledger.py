@@ -19,7 +19,7 @@ from jobs.contrib.effects.operations import clear_up
 from jobs.inspection.verify import verify
 from jobs.models import Cancellation, Effect, Job
 from tests.helpers.plans import analyze, numbers, plan
-from tests.helpers.rows import ERROR, let_beat, make, make_node
+from tests.helpers.rows import ERROR, let_heartbeat, make, make_node
 
 pytestmark = pytest.mark.django_db
 
@@ -335,7 +335,7 @@ def test_a_parked_call_comes_before_the_failure_that_it_led_to():
 
 
 def test_the_call_that_a_run_makes_comes_before_that_it_runs():
-    job = make("running", node=let_beat(make_node()), lease=1)
+    job = make("running", node=let_heartbeat(make_node()), lease=1)
     Cancellation.objects.create(job=job.pk, reason="by hand")
     Effect.objects.create(name="charge", key="7", job=job.pk, lease=job.lease)
     assert [*reasons(job)] == ["ending", "calling", "running"]

@@ -49,7 +49,7 @@ from jobs.contrib.event_broker.inbox import Delivery
 from jobs.contrib.event_broker.models import Position
 from jobs.events import outbox, relay, replay
 from jobs.events.models import PARKED, UNSENT, Event, Relay, Subscription
-from jobs.lifecycle.board import board
+from jobs.lifecycle.worker_state import worker_state
 from jobs.models import LIVE, Job, Node
 from jobs.store import databases
 from jobs.testing import run_jobs
@@ -752,8 +752,8 @@ def test_a_sequence_of_somebody_else_is_no_number(handlers):
 
 
 def numbers_of_jobs() -> list[int]:
-    jobs = Job.objects.filter(task="tests.contrib.events.tasks.note_moved").order_by("order_place", "id")
-    return [job.kwargs["number"] for job in sorted(jobs, key=lambda job: job.order_place or 0)]
+    jobs = Job.objects.filter(task="tests.contrib.events.tasks.note_moved").order_by("order_position", "id")
+    return [job.kwargs["number"] for job in sorted(jobs, key=lambda job: job.order_position or 0)]
 
 
 def test_a_poison_message_is_kept_and_stops_nobody(handlers):
@@ -1178,9 +1178,9 @@ def test_one_worker_sends_as_long_as_it_lives(node):
     other = Node.objects.create(hostname="there", pid=2)
     Relay.objects.create(pk=1)
     assert publisher.may_send("default")
-    board.node, mine = other.pk, board.node
+    worker_state.node, mine = other.pk, worker_state.node
     assert not publisher.may_send("default")
     Node.objects.filter(pk=mine).update(dead_at=timezone.now())
     assert publisher.may_send("default")
-    board.node = mine
+    worker_state.node = mine
     assert not publisher.may_send("default"), "its node is dead"

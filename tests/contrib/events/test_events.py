@@ -379,13 +379,13 @@ def test_what_waits_behind_others_of_its_key_says_so():
     relay.subscribe(app, "default")
     relay.hand_on(app, "default")
     jobs = Job.objects.filter(task=MOVED)
-    first, second, third = jobs.get(order_place=None), *jobs.exclude(order_place=None).order_by("order_place")
+    first, second, third = jobs.get(order_position=None), *jobs.exclude(order_position=None).order_by("order_position")
     found = why.explain(third.pk)[1][0]
     assert (found.code, found.evidence["job"], found.evidence["ahead"]) == ("in_order", str(first.pk), 1)
     first.delete()
     assert order.release_stuck("default") == 1
     second.refresh_from_db()
-    assert (second.state, second.order_place) == ("ready", None)
+    assert (second.state, second.order_position) == ("ready", None)
 
 
 def in_line() -> list[Job]:
@@ -395,7 +395,7 @@ def in_line() -> list[Job]:
     app = current_app._get_current_object()
     relay.subscribe(app, "default")
     relay.hand_on(app, "default")
-    return list(Job.objects.filter(task=MOVED).order_by(F("order_place").asc(nulls_first=True)))
+    return list(Job.objects.filter(task=MOVED).order_by(F("order_position").asc(nulls_first=True)))
 
 
 def out() -> list[Any]:
@@ -405,7 +405,7 @@ def out() -> list[Any]:
 def test_what_fails_at_lines_that_stand_still_keeps_no_job_from_coming_due(monkeypatch):
     """A role's statement_timeout may end that look, at every tick."""
     due = make("scheduled", age=1)
-    make("scheduled", order_key="k", order_place=1, age=-9999)
+    make("scheduled", order_key="k", order_position=1, age=-9999)
 
     def too_long(using):
         looked.append(using)

@@ -362,9 +362,9 @@ def test_what_does_not_get_on_is_a_remark(admin_client):
     assert said["unsent"].severity == problems.ERROR
     assert "1 event waits to be published, for 2.0 min" in said["unsent"].text
     assert "2 events wait to be handed on, the oldest for 60" in said["unrelayed"].text
-    board = text(admin_client, reverse("admin:jobs_dashboard"))
+    worker_state = text(admin_client, reverse("admin:jobs_dashboard"))
     for name in said:
-        assert f"{LIST}?way={name}" in board
+        assert f"{LIST}?way={name}" in worker_state
 
 
 @pytest.mark.database

@@ -31,7 +31,7 @@ DAY = datetime.timedelta(days=1)
 def test_a_long_line_costs_those_that_stand_at_its_end_nothing():
     """Who hands events on holds a lock while it asks of which keys a job is there."""
     jobs = {"task": "tests.contrib.events.tasks.note_moved", "queue": "celery"}
-    Job.objects.create(**jobs, order_key="k", order_place=1, state="scheduled", run_at=NEVER)
+    Job.objects.create(**jobs, order_key="k", order_position=1, state="scheduled", run_at=NEVER)
     multiply(Job, "id", order_key="order_key")
     Job.objects.create(**jobs, order_key="over", state="succeeded", run_at=NEVER, finished_at=timezone.now())
     if connection.vendor == "postgresql":
@@ -59,7 +59,7 @@ def history(monkeypatch):
         Job(**jobs, order_key=f"k{n}", state="running", node=node, token=1, started_at=now, lease=1) for n in range(200)
     ]
     behind = [
-        Job(**jobs, order_key=f"k{n % 200}", order_place=n + 1, state="scheduled", run_at=NEVER) for n in range(2000)
+        Job(**jobs, order_key=f"k{n % 200}", order_position=n + 1, state="scheduled", run_at=NEVER) for n in range(2000)
     ]
     Job.objects.bulk_create([*heads, *behind], batch_size=5000)
     for number in range(20):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jobs.contrib.limits.claims import LimitedClaimer
 from jobs.lifecycle import transitions
-from jobs.lifecycle.board import board
+from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job
 
 QUEUE = "celery"
@@ -18,7 +18,7 @@ def take(size: int = 10, claimer: LimitedClaimer | None = None, queue: str = QUE
 def claim(size: int = 10, claimer: LimitedClaimer | None = None, queue: str = QUEUE) -> list[Job]:
     """Until there are so many, or nothing comes: of a limit one is claimed after the other."""
     claimer, found = claimer or LimitedClaimer(), []
-    while len(found) < size and (jobs := claimer.claim("default", queue, board.node, size - len(found))):
+    while len(found) < size and (jobs := claimer.claim("default", queue, worker_state.node, size - len(found))):
         found += jobs
     return found
 

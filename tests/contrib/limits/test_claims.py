@@ -29,10 +29,10 @@ from jobs.contrib.limits.claims import LimitedClaimer
 from jobs.contrib.operator import problems, status
 from jobs.inspection.why import explain, waiting
 from jobs.lifecycle import claims, completion, transitions
-from jobs.lifecycle.board import board
 from jobs.lifecycle.transitions import now_plus
+from jobs.lifecycle.worker_state import worker_state
 from jobs.maintenance import clock
-from jobs.models import Gate, Job, Limit
+from jobs.models import Job, Limit, RateLimiter
 from jobs.store import databases
 from jobs.store.base import Claim
 from tests import tasks
@@ -40,7 +40,7 @@ from tests.contrib.limits import tasks as bodies
 from tests.contrib.limits.claiming import QUEUE, claim, end, take
 from tests.faults.worker import Worker
 from tests.helpers.harness import wait_ended
-from tests.helpers.rows import let_beat, make
+from tests.helpers.rows import let_heartbeat, make
 from tests.helpers.servers import wait_for
 from tests.models import Effect
 
@@ -51,7 +51,7 @@ def test_no_more_run_at_once_than_there_are_places():
     bodies.two_at_once.delay_many([(name,) for name in "abcd"])
     assert take() == ["a", "b"]
     assert take() == []
-    assert sorted(Job.objects.filter(state="running").values_list("limit_place", flat=True)) == [0, 1]
+    assert sorted(Job.objects.filter(state="running").values_list("limit_slot", flat=True)) == [0, 1]
     end("a")
     assert take() == ["c"]
     assert set(Job.objects.filter(state="ready").values_list("lease", "started_at")) == {(0, None)}, "d used nothing"
@@ -63,7 +63,7 @@ def test_those_that_stand_in_the_way_do_not_make_the_claims_small(monkeypatch):
     bodies.two_at_once.delay_many([(name,) for name in range(27)])
     tasks.noop.delay_many([()] * 100)
     claimer = LimitedClaimer()
-    sizes = [len(claimer.claim("default", QUEUE, board.node, 20)) for _ in range(4)]
+    sizes = [len(claimer.claim("default", QUEUE, worker_state.node, 20)) for _ in range(4)]
     assert sizes[0] == sizes[2] == sizes[3] == 20
 
 
@@ -71,7 +71,7 @@ def test_two_running_jobs_have_one_place_never():
     """Guard: the constraint, and not what a claim has counted."""
     bodies.two_at_once.delay_many([(name,) for name in "ab"])
     assert take() == ["a", "b"]
-    for column in ("limit_place", "queue_place"):
+    for column in ("limit_slot", "queue_slot"):
         with pytest.raises(IntegrityError), transaction.atomic():
             Job.objects.filter(state="running").update(**{column: 0})
 
@@ -87,7 +87,7 @@ def test_a_place_is_free_however_its_run_ended(ending):
     elif ending == "cancel":
         assert transitions.cancel_running(first, transitions.error_entry("Cancelled", "by hand"))
     else:
-        assert transitions.hand_back_claim("default", board.node, first.token, begun=second.pk) == 1
+        assert transitions.hand_back_claim("default", worker_state.node, first.token, begun=second.pk) == 1
     # One that crashed begins anew at the end of the line.
     assert take() == (["a"] if ending == "give_back" else ["c"])
 
@@ -130,14 +130,14 @@ def test_others_pass_those_that_are_held_back():
     assert [job.task for job in claim(1, claimer)] == ["tests.tasks.noop"]
     assert Job.objects.filter(state="ready", held=True).count() == 498
     assert take(5, claimer) == []
-    assert Gate.objects.filter(look_at__isnull=False).count() == 1
+    assert RateLimiter.objects.filter(look_at__isnull=False).count() == 1
     # The process that had them lets in the next ones, before it claims.
     claimer.note_left(Job.objects.filter(state="running", limit_key__isnull=False))
     end(1)
     assert take(5, claimer) == [2]
     # Whoever else looks, too: that process may be dead.
     end(0)
-    Gate.objects.update(look_at=1.0)
+    RateLimiter.objects.update(look_at=1.0)
     assert take(5) == [3]
 
 
@@ -148,9 +148,9 @@ def test_a_newcomer_stands_behind_those_that_are_held():
     assert Job.objects.filter(held=True).count() == 98
     bodies.two_at_once.delay("new")
     end(0)
-    Gate.objects.update(look_at=databases.epoch("default") + 30)
+    RateLimiter.objects.update(look_at=databases.epoch("default") + 30)
     assert take() == [], "they are not let in yet, and it is not its turn"
-    Gate.objects.update(look_at=1.0)
+    RateLimiter.objects.update(look_at=1.0)
     assert take() == [2]
 
 
@@ -163,7 +163,7 @@ def test_all_that_was_held_runs_in_its_order():
         end()
         claimer.note_left(jobs)
     assert order == list(range(150))
-    assert not Gate.objects.filter(look_at__isnull=False)
+    assert not RateLimiter.objects.filter(look_at__isnull=False)
 
 
 def test_what_is_held_in_one_queue_is_let_in_by_the_workers_of_another():
@@ -173,7 +173,7 @@ def test_what_is_held_in_one_queue_is_let_in_by_the_workers_of_another():
     assert take(2, claimer, "mail") == []
     assert Job.objects.filter(held=True).count() == 98
     end()
-    Gate.objects.update(look_at=1.0)
+    RateLimiter.objects.update(look_at=1.0)
     assert take() == []
     assert Job.objects.filter(state="ready", held=None).count() == 2
 
@@ -224,7 +224,7 @@ def test_what_a_rate_lets_in_begins_now_and_not_behind_others():
     bodies.five_a_second.delay("paced")
     tasks.noop.delay()
     claimer = LimitedClaimer()
-    both = claimer.claim("default", QUEUE, board.node, 10)
+    both = claimer.claim("default", QUEUE, worker_state.node, 10)
     assert [job.task for job in both] == ["tests.tasks.noop"] * 2
     assert take(10, claimer) == ["paced"]
 
@@ -237,7 +237,7 @@ def test_a_queue_has_its_own_rate(settings):
     assert len(claim(10, claimer, "mail")) == 1
     assert claim(10, claimer, "mail") == []
     assert 30 < claimer.patience <= 60
-    Gate.objects.update(next_at=databases.epoch("default"))
+    RateLimiter.objects.update(next_at=databases.epoch("default"))
     assert len(claim(10, claimer, "mail")) == 1
 
 
@@ -250,8 +250,8 @@ def test_the_rate_limit_of_celery_is_that_of_all_workers():
     six_a_minute.delay_many([(n,) for n in range(10)])
     assert take() == [0]
     assert take() == []
-    [gate] = Gate.objects.all()
-    assert gate.next_at - gate.last_at == pytest.approx(10)
+    [limiter] = RateLimiter.objects.all()
+    assert limiter.next_at - limiter.last_at == pytest.approx(10)
 
 
 def test_jobs_from_before_their_task_had_a_limit_have_it_as_well():
@@ -267,7 +267,7 @@ def test_plain_jobs_are_claimed_by_the_plain_statement():
     claimer = LimitedClaimer()
     assert len(claim(1, claimer)) == 1
     bodies.two_at_once.delay("a")
-    rest = claimer.claim("default", QUEUE, board.node, 10)
+    rest = claimer.claim("default", QUEUE, worker_state.node, 10)
     assert [job.task for job in rest] == ["tests.tasks.noop"] * 4
     assert take(10, claimer) == ["a"]
 
@@ -285,7 +285,7 @@ def alive(node, monkeypatch):
     monkeypatch.setattr(waiting, "LONG", 600)
     node.queues, node.tasks, node.concurrency = [QUEUE, "mail"], list(current_app.tasks), 8
     node.save()
-    let_beat(node)
+    let_heartbeat(node)
 
 
 def test_why_names_the_limit_and_who_has_its_places(alive):
@@ -417,7 +417,7 @@ def test_never_four_of_three_run_while_workers_are_killed(of, settings):
     random.seed(5)
 
     def sample() -> None:
-        placed = {"limit_place__isnull": False} if of == "task" else {"queue": "mail"}
+        placed = {"limit_slot__isnull": False} if of == "task" else {"queue": "mail"}
         seen[Job.objects.filter(state="running", **placed).count()] += 1
 
     with ExitStack() as stack:
@@ -467,7 +467,7 @@ def test_workers_keep_a_rate_as_one():
     with Worker(concurrency=2), Worker(concurrency=2):
         wait_ended(*[result.id for result in results])
     assert time.monotonic() - began > 9 * 0.2
-    assert Gate.objects.get().next_at > 0
+    assert RateLimiter.objects.get().next_at > 0
 
 
 def test_celery_control_sets_the_rate_of_all_workers():
@@ -483,7 +483,7 @@ def test_celery_control_sets_the_rate_of_all_workers():
 @pytest.mark.skipif("connection.vendor != 'postgresql'", reason="elsewhere a claim is a transaction with a lock")
 @pytest.mark.parametrize("change", [{"held": True}, {"queue": "mail"}], ids=["held", "moved"])
 def test_what_is_held_or_moved_while_a_claim_looks_is_not_claimed(change, monkeypatch):
-    """Guard: one that ran as held would wait for ever when it is given back, behind a gate that nobody looks at."""
+    """Guard: one that ran as held would wait for ever when it is given back, behind a limiter that nobody looks at."""
     bodies.two_at_once.delay("a")
     with slow_claims(monkeypatch), ThreadPoolExecutor(1) as pool:
         found = pool.submit(claim_apart)
@@ -508,7 +508,7 @@ def slow_claims(monkeypatch):
 
 def claim_apart() -> list[Job]:
     try:
-        return LimitedClaimer().claim("default", QUEUE, board.node, 1)
+        return LimitedClaimer().claim("default", QUEUE, worker_state.node, 1)
     finally:
         connections.close_all()
 
@@ -521,9 +521,11 @@ def test_who_passes_one_gate_of_two_has_passed_none(settings, monkeypatch):
     with slow_claims(monkeypatch), ThreadPoolExecutor(1) as pool:
         found = pool.submit(claim_apart)
         time.sleep(0.3)
-        Gate.objects.create(key=f"@{QUEUE}", last_at=databases.epoch("default"), next_at=databases.epoch("default") + 1)
+        RateLimiter.objects.create(
+            key=f"@{QUEUE}", last_at=databases.epoch("default"), next_at=databases.epoch("default") + 1
+        )
         assert found.result(10) == []
-    assert Gate.objects.get().pk == f"@{QUEUE}"
+    assert RateLimiter.objects.get().pk == f"@{QUEUE}"
 
 
 def test_a_faster_rate_holds_at_once():
@@ -551,9 +553,9 @@ def set_rate(rate: str | None) -> None:
 def test_a_clock_that_was_put_back_closes_no_gate():
     six_a_minute.delay("a")
     hour = databases.epoch("default") + 3600
-    Gate.objects.create(key=six_a_minute.name, last_at=hour, next_at=hour + 10)
+    RateLimiter.objects.create(key=six_a_minute.name, last_at=hour, next_at=hour + 10)
     assert take(1) == ["a"]
-    assert Gate.objects.get().next_at < hour
+    assert RateLimiter.objects.get().next_at < hour
 
 
 def test_the_time_of_a_queue_that_is_not_claimed_any_more_wakes_nobody_twice():
@@ -577,11 +579,11 @@ def test_a_limit_that_this_release_cannot_read_stops_no_claim(wrong, caplog):
 def test_many_limits_set_by_hand_reach_the_processes():
     Limit.objects.bulk_create([Limit(name=f"tests.tasks.none_{n:0200}", concurrency=5) for n in range(1000)])
     clock.tick()
-    assert len(board.limits) == 1000
+    assert len(worker_state.limits) == 1000
     Limit.objects.bulk_create([Limit(name=f"tests.tasks.more_{n:0200}", concurrency=5) for n in range(5000)])
     # More than there is room for; all goes on with those of before.
     clock.tick()
-    assert len(board.limits) == 1000
+    assert len(worker_state.limits) == 1000
     bodies.two_at_once.delay_many([(name,) for name in "abc"])
     assert take() == ["a", "b"]
 
@@ -601,9 +603,9 @@ def test_what_was_claimed_is_run_although_the_look_after_it_failed(monkeypatch):
     bodies.two_at_once.delay("a")
     monkeypatch.setattr(LimitedClaimer, "_tidy", fail)
     claimer = LimitedClaimer()
-    assert [job.args for job in claimer.claim("default", QUEUE, board.node, 1)] == [["a"]]
+    assert [job.args for job in claimer.claim("default", QUEUE, worker_state.node, 1)] == [["a"]]
     with pytest.raises(OperationalError):
-        claimer.claim("default", QUEUE, board.node, 1)
+        claimer.claim("default", QUEUE, worker_state.node, 1)
 
 
 on_postgresql = pytest.mark.skipif(
@@ -637,14 +639,14 @@ def test_no_claim_waits_for_somebody_elses_lock(of):
     if of == "held":
         assert (take(1), take(1)) == ([0], [])
         end(0)
-        Gate.objects.update(look_at=1.0)
+        RateLimiter.objects.update(look_at=1.0)
     first = Job.objects.filter(state="ready").order_by("run_at", "id").first()
     queue = "mail" if of == "held" else QUEUE
     tasks.noop.apply_async(queue=queue)
 
     def apart():
         try:
-            return LimitedClaimer().claim("default", queue, board.node, 1)
+            return LimitedClaimer().claim("default", queue, worker_state.node, 1)
         finally:
             connections.close_all()
 
@@ -658,7 +660,7 @@ def test_a_clock_that_is_put_back_forgets_nobody_who_is_held():
     by_hand(tasks.effect.name, 1)
     tasks.effect.delay_many([(number,) for number in range(100)])
     assert (take(1), take(1)) == ([0], [])
-    Gate.objects.update(look_at=databases.epoch("default") + 3600)
+    RateLimiter.objects.update(look_at=databases.epoch("default") + 3600)
     end(0)
     claimer, found = LimitedClaimer(), []
 
@@ -679,7 +681,7 @@ def test_who_was_busy_for_long_looks_from_the_beginning():
     assert take(1, claimer) == ["c0"]
     bodies.one_of_a_customer.apply_async(("c1", "urgent"), priority=0)
     claimer._tidy_at.clear()
-    assert [job.args for job in claimer.claim("default", QUEUE, board.node, 1)] == [["c1", "urgent"]]
+    assert [job.args for job in claimer.claim("default", QUEUE, worker_state.node, 1)] == [["c1", "urgent"]]
 
 
 @pytest.mark.parametrize(
@@ -695,39 +697,39 @@ def test_what_a_rate_lets_in_is_not_held_again_at_once(task, rate, rows, monkeyp
     task.delay_many(rows)
     claimer, held = LimitedClaimer(), []
     for _ in range(60 if task is bodies.one_of_a_customer else 1):
-        assert claimer.claim("default", QUEUE, board.node, 1)
+        assert claimer.claim("default", QUEUE, worker_state.node, 1)
     end()
     hold = limited._hold
     monkeypatch.setattr(limited, "_hold", lambda *args: held.append(hold(*args)) or held[-1])
     if task is bodies.five_a_second:
         # Its time does not come in the whole claim.
-        monkeypatch.setattr(limited, "next_at", lambda gate, limit, now: now + 1.0)
+        monkeypatch.setattr(limited, "next_at", lambda limiter, limit, now: now + 1.0)
         monkeypatch.setattr(store, "take", lambda *args: [])
         monkeypatch.setattr(limited, "_take_anywhere", lambda *args: [])
-    claimer.claim("default", QUEUE, board.node, 1)
+    claimer.claim("default", QUEUE, worker_state.node, 1)
     assert len(held) <= 1
 
 
 def test_a_gate_at_which_somebody_is_held_meanwhile_stays_whoever_listens():
     """With receivers Django reads the rows and deletes them by their keys: a held job would wait for ever."""
-    Gate.objects.create(key="a")
-    Gate.objects.create(key="b")
+    RateLimiter.objects.create(key="a")
+    RateLimiter.objects.create(key="b")
 
     def hold(execute, sql, params, many, context):
         if sql.startswith("DELETE"):
-            Gate.objects.filter(pk="a").update(look_at=1.0)
+            RateLimiter.objects.filter(pk="a").update(look_at=1.0)
         return execute(sql, params, many, context)
 
     def receive(**kwargs):
         """A project's audit log."""
 
-    post_delete.connect(receive, sender=Gate)
+    post_delete.connect(receive, sender=RateLimiter)
     try:
         with connection.execute_wrapper(hold):
-            assert limited.prune_gates("default") == 1
+            assert limited.prune_rate_limiters("default") == 1
     finally:
-        post_delete.disconnect(receive, sender=Gate)
-    assert [gate.pk for gate in Gate.objects.all()] == ["a"]
+        post_delete.disconnect(receive, sender=RateLimiter)
+    assert [limiter.pk for limiter in RateLimiter.objects.all()] == ["a"]
 
 
 @pytest.mark.database
@@ -742,7 +744,7 @@ def test_names_are_names_whatever_the_server_makes_of_backslashes():
         cursor.execute("SET standard_conforming_strings = off")
     try:
         taken = [
-            store.take("default", Claim(name, board.node, 1, claims.new_token()), known, limited.WINDOW)
+            store.take("default", Claim(name, worker_state.node, 1, claims.new_token()), known, limited.WINDOW)
             for name in names
         ]
         assert [[job.pk for job in jobs] for jobs in taken] == [[row.pk] for row in rows]

@@ -21,7 +21,7 @@ from tests.faults.worker import Worker
 from tests.helpers import misbehaving
 from tests.helpers.gates import once_only
 from tests.helpers.harness import effects, in_body, wait_ended
-from tests.helpers.rows import let_beat, make, make_node
+from tests.helpers.rows import let_heartbeat, make, make_node
 from tests.helpers.servers import wait_for
 from tests.models import Effect
 
@@ -55,10 +55,10 @@ def test_a_limit_strikes_in_time_although_the_body_has_the_only_write_lock(task)
 
 
 def test_a_limit_of_the_call_wins_over_that_of_the_task(tmp_path):
-    started, gate = tmp_path / "started", tmp_path / "gate"
+    started, limiter = tmp_path / "started", tmp_path / "limiter"
     with Worker(concurrency=1) as worker:
         children = [child.pid for child in worker.children]
-        result = tasks.waits.apply_async(("late", str(started), str(gate)), soft_time_limit=0.5, time_limit=20)
+        result = tasks.waits.apply_async(("late", str(started), str(limiter)), soft_time_limit=0.5, time_limit=20)
         [job] = wait_ended(result.id)
         assert (job.state, job.error["type"]) == ("failed", "SoftTimeLimitExceeded")
         ends(worker, children)
@@ -102,11 +102,11 @@ def test_an_idle_process_survives_the_signal_of_a_soft_limit():
 
 
 def test_a_body_without_a_limit_survives_the_signal(tmp_path):
-    started, gate = tmp_path / "started", tmp_path / "gate"
+    started, limiter = tmp_path / "started", tmp_path / "limiter"
     with Worker(concurrency=1) as worker:
-        result = tasks.waits.delay("a", str(started), str(gate))
+        result = tasks.waits.delay("a", str(started), str(limiter))
         os.kill(in_body(result.id, started), signal.SIGUSR1)
-        Path(gate).touch()
+        Path(limiter).touch()
         [job] = wait_ended(result.id)
         assert (job.state, job.lease) == ("succeeded", 1)
         assert worker.process.poll() is None
@@ -148,8 +148,8 @@ def test_a_retry_begins_its_time_anew(tmp_path):
 
 def test_a_project_may_hide_the_key_of_a_limit(settings):
     limits.set_by_hand(tasks.effect.name, 1, None)
-    node = let_beat(make_node(tasks=[tasks.effect.name]))
-    make("running", node=node, limit_key="Ada of Paris", limit_place=1)
+    node = let_heartbeat(make_node(tasks=[tasks.effect.name]))
+    make("running", node=node, limit_key="Ada of Paris", limit_slot=1)
     job = make(limit_key="Ada of Paris")
 
     def said() -> str:

@@ -39,7 +39,7 @@ def test_the_page_says_where_a_limit_comes_from_and_how_far_it_is_used(staff, se
     assert take() == [0]
     limits.set_by_hand("tests.tasks.noop", 7, None, "ada", "it leaks")
     client = staff("view_limit")
-    two = ["task tests.contrib.limits.tasks.two_at_once", "2", "-", "2", "3", "no place is free", "the task's code"]
+    two = ["task tests.contrib.limits.tasks.two_at_once", "2", "-", "2", "3", "no slot is free", "the task's code"]
     assert row(client, "tests.contrib.limits.tasks.two_at_once") == two
     assert row(client, "tests.contrib.limits.tasks.one_of_a_customer")[1] == "1 for every {customer}"
     assert row(client, "mail") == ["queue mail", "3", "100/m", "0", "0", "-", "the settings"]

@@ -6,7 +6,7 @@ import pytest
 from django.db import connection
 from django.utils import timezone
 
-from jobs.contrib.limits.models import Gate
+from jobs.contrib.limits.models import RateLimiter
 from jobs.inspection.verify import verify
 from jobs.models import Job, Node
 from tests.helpers.rows import make
@@ -21,9 +21,9 @@ from tests.helpers.verifying import (
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def _held(key: str | None = "k", **gate) -> object:
-    if gate:
-        Gate.objects.create(key=key, **gate)
+def _held(key: str | None = "k", **limiter) -> object:
+    if limiter:
+        RateLimiter.objects.create(key=key, **limiter)
     return make("ready", held=True, limit_key=key).pk
 
 
@@ -40,7 +40,7 @@ def test_each_rule_sees_what_breaks_it(watching, rule, break_it):
 
 
 def test_each_rule_is_seen_broken():
-    assert rules_of("jobs.contrib.limits") == {rule for rule, _ in BREAKERS} | {"one-job-per-place"}
+    assert rules_of("jobs.contrib.limits") == {rule for rule, _ in BREAKERS} | {"one-job-per-slot"}
 
 
 def test_a_held_job_of_which_its_limit_knows_is_well(watching):
@@ -50,7 +50,7 @@ def test_a_held_job_of_which_its_limit_knows_is_well(watching):
 
 
 def test_a_place_that_two_jobs_have_is_named(monkeypatch):
-    what = next(each for each in Job._meta.constraints if each.name == "jobs_job_place")
+    what = next(each for each in Job._meta.constraints if each.name == "jobs_job_limit_slot")
     with monkeypatch.context() as patch, connection.schema_editor() as editor:
         # SQLite makes the table again, from the model.
         patch.setattr(Job._meta, "constraints", [each for each in Job._meta.constraints if each is not what])
@@ -59,8 +59,8 @@ def test_a_place_that_two_jobs_have_is_named(monkeypatch):
         node = Node.objects.create(hostname="h", pid=1)
         for _ in range(2):
             values = {"node": node, "token": 1, "lease": 1, "started_at": timezone.now()}
-            Job.objects.create(task="t", queue="q", state="running", limit_key="t:1", limit_place=0, **values)
-        assert found(verify(patient=False))["one-job-per-place"].examples == ["t:1"]
+            Job.objects.create(task="t", queue="q", state="running", limit_key="t:1", limit_slot=0, **values)
+        assert found(verify(patient=False))["one-job-per-slot"].examples == ["t:1"]
     finally:
         Job.objects.all().delete()
         with connection.schema_editor() as editor:

@@ -12,7 +12,7 @@ from jobs.inspection import counts
 from jobs.lifecycle import queues
 from jobs.lifecycle.transitions import PARKED
 from jobs.models import Cancellation, Node
-from tests.helpers.rows import let_beat, make, make_node
+from tests.helpers.rows import let_heartbeat, make, make_node
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -23,7 +23,7 @@ def noted() -> list[problems.Problem]:
 
 def alive(**more) -> Node:
     node = make_node(**more)
-    let_beat(node)
+    let_heartbeat(node)
     return node
 
 

@@ -20,7 +20,7 @@ from jobs.inspection import counts
 from jobs.lifecycle import queues
 from jobs.models import Job, Schedule
 from tests.contrib.operator.tallies import tally
-from tests.helpers.rows import ended, let_beat, make, make_node
+from tests.helpers.rows import ended, let_heartbeat, make, make_node
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -43,7 +43,7 @@ def test_a_new_project_is_told_what_to_do_next(staff):
 
 def test_what_is_there_now(staff):
     node = make_node(version="9.9", pool="prefork", concurrency=7)
-    let_beat(node)
+    let_heartbeat(node)
     make("running", node=node)
     make("ready", age=600)
     make("ready", queue="mail")
@@ -118,7 +118,7 @@ def test_rates_and_when_a_queue_is_drained():
     [queue] = Dashboard().queues()
     assert (queue["in"], queue["out"], queue["drained"]) == (0, 6.0, None), "nobody works on it"
     node = make_node(queues=["mail", "idle"])
-    let_beat(node)
+    let_heartbeat(node)
     idle, queue = Dashboard().queues()
     assert queue["drained"] == pytest.approx(30.0)
     assert (idle["name"], idle["workers"], idle["ready"]) == ("idle", 1, 0)
@@ -215,7 +215,7 @@ def test_the_promise_is_verified_on_a_page_of_its_own(staff):
     job = make("running", age=3600)
     Job.objects.update(node_id=uuid.uuid4())
     # A worker that could give it back.
-    let_beat(make_node(started_at=timezone.now() - datetime.timedelta(hours=1), concurrency=1))
+    let_heartbeat(make_node(started_at=timezone.now() - datetime.timedelta(hours=1), concurrency=1))
     text = client.get(url).content.decode()
     assert '<span class="job-state job-failed">1</span>' in text
     assert f'<a href="{reverse("admin:jobs_job_change", args=[job.pk])}">{job.pk}</a>' in text

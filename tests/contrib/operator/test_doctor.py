@@ -10,10 +10,10 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 
 from jobs.contrib.operator import doctor
-from jobs.lifecycle import queues, ring
+from jobs.lifecycle import queues, wakeups
 from jobs.models import Instance, Job
 from tests.helpers.harness import Worker
-from tests.helpers.rows import let_beat, make, make_node
+from tests.helpers.rows import let_heartbeat, make, make_node
 from tests.helpers.servers import free_port
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -72,7 +72,7 @@ def test_a_broker_that_is_away(use_broker):
 
 
 def test_rings_that_are_not_heard(monkeypatch):
-    monkeypatch.setattr(ring, "hears", lambda alias: False)
+    monkeypatch.setattr(wakeups, "hears", lambda alias: False)
     said = examine("--no-probe")[0]["rings of 'default'"]
     # A job is found nevertheless.
     assert said["is_well"]
@@ -90,7 +90,7 @@ def test_a_copied_database():
 
 
 def test_a_queue_that_nobody_works_on():
-    let_beat(make_node())
+    let_heartbeat(make_node())
     make("ready", queue="nobody", age=600)
     found, error = examine("--no-probe")
     assert "nobody: the oldest ready job has waited" in found["attention"]["says"]
@@ -102,9 +102,9 @@ def test_a_queue_that_nobody_works_on():
 
 def test_what_is_worth_a_look_and_no_fault_is_a_note(monkeypatch):
     queues.pause("mail", "ada")
-    let_beat(make_node())
+    let_heartbeat(make_node())
     make("ready", queue="nobody", age=600)
-    monkeypatch.setattr(ring, "hears", lambda alias: False)
+    monkeypatch.setattr(wakeups, "hears", lambda alias: False)
     out = io.StringIO()
     with pytest.raises(CommandError):
         call_command("jobs", "doctor", "--no-probe", stdout=out, no_color=True)

@@ -12,7 +12,7 @@ from jobs.contrib.operator.statistics import MINUTE
 from jobs.lifecycle import queues
 from jobs.models import Job, Node
 from tests.contrib.operator.tallies import tally
-from tests.helpers.rows import let_beat, make, make_node
+from tests.helpers.rows import let_heartbeat, make, make_node
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -24,7 +24,7 @@ def noted() -> list[problems.Problem]:
 
 
 def alive(**more) -> Node:
-    return let_beat(make_node(**more))
+    return let_heartbeat(make_node(**more))
 
 
 def test_all_is_well(staff):

@@ -23,7 +23,7 @@ from jobs.lifecycle.transitions import PARKED
 from jobs.models import Effect, Job
 from tests.conftest import not_installed
 from tests.helpers.harness import ROOT
-from tests.helpers.rows import ended, let_beat, make, make_node
+from tests.helpers.rows import ended, let_heartbeat, make, make_node
 from tests.helpers.servers import Server, die_with_parent, wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -159,7 +159,7 @@ class Prometheus(Server):
 def test_a_real_prometheus_scrapes_them_and_answers_each_panel(live_server, settings):
     binary("prometheus")
     settings.JOBS = {**settings.JOBS, "METRICS_TOKEN": "secret"}
-    make("running", node=let_beat(make_node(concurrency=4)))
+    make("running", node=let_heartbeat(make_node(concurrency=4)))
     make(age=600)
     queues.pause("mail")
     Effect.objects.create(name="charge", key="7", job=make("failed").pk, lease=1, state="parked")

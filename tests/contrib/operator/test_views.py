@@ -16,7 +16,7 @@ from jobs.contrib.operator import status
 from jobs.inspection import counts
 from jobs.models import Instance
 from jobs.store import databases
-from tests.helpers.rows import let_beat, make, make_node
+from tests.helpers.rows import let_heartbeat, make, make_node
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -26,7 +26,7 @@ HEALTH, METRICS = "/jobs/health", "/jobs/metrics"
 @pytest.fixture
 def worker():
     node = make_node(concurrency=4)
-    let_beat(node)
+    let_heartbeat(node)
     return node
 
 

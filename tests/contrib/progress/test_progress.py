@@ -1,4 +1,4 @@
-"""How far a body is: said in memory, written by the companion, seen by people. And where the next run goes on."""
+"""How far a body is: said in memory, written by the supervisor, seen by people. And where the next run goes on."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from jobs.contrib.progress import said as progress
 from jobs.errors import LostLease
 from jobs.inspection import public
 from jobs.lifecycle import transitions
-from jobs.lifecycle.board import _SAID_AT, board
+from jobs.lifecycle.worker_state import _SAID_AT, worker_state
 from jobs.models import Job
 from jobs.store import databases, stored
-from jobs.worker import companion
+from jobs.worker import supervisor
 from tests import tasks
 from tests.helpers.gates import once_only, wait_for_file
 from tests.helpers.harness import Worker, claim, deliver, effects, in_body, run, wait_ended, wait_state
@@ -40,49 +40,49 @@ def said_by(key: object) -> progress.Progress | None:
     return progress.of([Job.objects.get(pk=str(key))]).get(uuid.UUID(str(key)))
 
 
-# On the board
+# On the worker state
 
 
 @pytest.fixture
 def slot():
-    taken = board.take()
+    taken = worker_state.take()
     yield taken
     taken.free()
 
 
 def test_only_the_last_word_is_heard_and_once(slot):
     known: dict[int, int] = {}
-    list(board.said(known))
-    board.note_beat()
+    list(worker_state.said(known))
+    worker_state.note_heartbeat()
     for number in range(1000):
         assert slot.say(str(number).encode())
-    assert list(board.said(known)) == [b"999"]
-    assert list(board.said(known)) == []
+    assert list(worker_state.said(known)) == [b"999"]
+    assert list(worker_state.said(known)) == []
 
 
 def test_what_nobody_would_write_is_not_taken(slot):
     known: dict[int, int] = {}
-    list(board.said(known))
-    assert not slot.say(b"no companion beats")
-    board.note_beat()
+    list(worker_state.said(known))
+    assert not slot.say(b"no supervisor beats")
+    worker_state.note_heartbeat()
     assert not slot.say(b"x" * 2001)
-    assert list(board.said(known)) == []
+    assert list(worker_state.said(known)) == []
     # It takes back what was not heard yet: the caller writes the newer word by itself.
     slot.say(b"old")
     assert not slot.say(b"x" * 2001)
-    assert list(board.said(known)) == []
+    assert list(worker_state.said(known)) == []
 
 
 def test_a_word_in_which_the_process_died_is_not_heard(slot):
     known: dict[int, int] = {}
-    list(board.said(known))
-    board.note_beat()
+    list(worker_state.said(known))
+    worker_state.note_heartbeat()
     slot.say(b"whole")
     place = slot._offset + _SAID_AT
     slot._memory[place] = slot._memory[place] | 1
-    assert list(board.said(known)) == []
+    assert list(worker_state.said(known)) == []
     slot.say(b"next")
-    assert list(board.said(known)) == [b"next"]
+    assert list(worker_state.said(known)) == [b"next"]
 
 
 # From the body to people
@@ -116,9 +116,9 @@ def test_progress_is_seen_while_the_transaction_of_the_body_is_open(tmp_path, ca
 
 
 def test_a_word_costs_the_body_no_statement(node):
-    board.note_beat()
+    worker_state.note_heartbeat()
     known: dict[int, int] = {}
-    list(board.said(known))
+    list(worker_state.said(known))
     counts = []
     for times in (1, 1000):
         job = claim(says.delay(times=times).id)
@@ -145,7 +145,7 @@ def in_parts(self, parts, started="", gate=""):
     return done
 
 
-def test_without_a_companion_the_body_writes_by_itself(node):
+def test_without_a_supervisor_the_body_writes_by_itself(node):
     """As in tests of a project."""
     result = in_parts.delay(4)
     deliver(result)
@@ -185,8 +185,8 @@ def test_a_zombie_that_writes_by_itself_does_not_overwrite_a_later_run():
 
 def test_what_one_body_says_does_not_keep_others_from_being_heard(slot, monkeypatch):
     """It cannot be kept: an id that is longer than the column, say."""
-    other, heard = board.take(), []
-    process = companion.Process(os.getpid(), {"pool": "prefork"}, -1, -1)
+    other, heard = worker_state.take(), []
+    process = supervisor.Process(os.getpid(), {"pool": "prefork"}, -1, -1)
 
     def write(side, text):
         if b"bad" in text:
@@ -197,7 +197,7 @@ def test_what_one_body_says_does_not_keep_others_from_being_heard(slot, monkeypa
     try:
         process._pass_on()
         del heard[:]
-        board.note_beat()
+        worker_state.note_heartbeat()
         for each in (slot, other):
             assert each.say(b"bad")
         process._pass_on()
@@ -391,10 +391,10 @@ def test_the_next_run_goes_on_where_the_last_commit_was(how, tmp_path):
 
 @pytest.mark.parametrize("letter", ["ж", "\U0001f69a"])
 def test_progress_in_other_letters_costs_no_statement(node, monkeypatch, letter):
-    board.note_beat()
+    worker_state.note_heartbeat()
     written = []
     monkeypatch.setattr(stored.Store, "write", lambda self, *args: written.append(args))
-    run = type("Run", (), {"slot": board.take(), "job": Job(id=uuid.uuid4(), lease=1)})()
+    run = type("Run", (), {"slot": worker_state.take(), "job": Job(id=uuid.uuid4(), lease=1)})()
     try:
         progress.say(run, 1, 1000, letter * 500)
         assert not written

@@ -31,8 +31,8 @@ from jobs.contrib.operator import problems, status
 from jobs.contrib.schedules import entries, operations
 from jobs.contrib.schedules import rows as schedules
 from jobs.contrib.schedules.entries import NAME, TICK
-from jobs.contrib.schedules.moments import IN_TIME
 from jobs.contrib.schedules.scheduler import GONE, LEFT, LOOK, Schedules, decide
+from jobs.contrib.schedules.ticks import IN_TIME
 from jobs.inspection import why
 from jobs.models import Action, Job, Schedule
 from jobs.task import Task
@@ -40,7 +40,7 @@ from jobs.testing import run_jobs
 from tests import tasks
 from tests.faults.clock import clock
 from tests.helpers.harness import ROOT, Worker, environment, wait_reached
-from tests.helpers.rows import let_beat, make_node
+from tests.helpers.rows import let_heartbeat, make_node
 from tests.helpers.servers import die_with_parent, wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -528,7 +528,7 @@ def test_only_an_entry_that_no_worker_has_can_be_deleted(beat, staff):
     beat["e"] = entry(60)
     Schedules().run_once()
     node = make_node()
-    let_beat(node)
+    let_heartbeat(node)
     client = staff("view_schedule", "delete_schedule")
     url = reverse("admin:jobs_schedule_delete", args=["e"])
     assert client.post(url, {"post": "yes"}).status_code == 403

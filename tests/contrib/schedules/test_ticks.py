@@ -9,7 +9,7 @@ import pytest
 from celery import Celery
 from celery.schedules import BaseSchedule, crontab, schedule, solar
 
-from jobs.contrib.schedules.moments import IN_TIME, MOST, Ticks
+from jobs.contrib.schedules.ticks import IN_TIME, MOST, Ticks
 
 BERLIN = ZoneInfo("Europe/Berlin")
 SECOND, HOUR = datetime.timedelta(seconds=1), datetime.timedelta(hours=1)

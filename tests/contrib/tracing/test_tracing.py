@@ -427,9 +427,9 @@ class Interrupting(SpanProcessor):
 
 
 def test_a_soft_limit_is_the_bodys_and_comes_too_late_for_a_run_that_is_settled(spans):
-    settled, limited = tasks.effect.delay("a"), tasks.enqueues.delay("b")
+    finished, limited = tasks.effect.delay("a"), tasks.enqueues.delay("b")
     spans.provider.add_span_processor(Interrupting("create"))
-    assert deliver(settled)[0] == "SUCCESS"
+    assert deliver(finished)[0] == "SUCCESS"
     assert deliver(limited)[0] == "FAILURE"
     assert Job.objects.get(pk=limited.id).error["type"] == "SoftTimeLimitExceeded"
     assert effects() == {"a": 1}
@@ -499,12 +499,12 @@ import sys, uuid
 import django; django.setup()
 import shop.celery
 from jobs.contrib.tracing import spans as tracing
-from jobs.lifecycle.board import board
+from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job, Node
 from tests import tasks
 from tests.contrib.events import tasks as event_tasks
 from tests.helpers.harness import deliver
-board.node = Node.objects.create(pk=uuid.uuid4(), hostname="x", pid=1).pk
+worker_state.node = Node.objects.create(pk=uuid.uuid4(), hostname="x", pid=1).pk
 result = tasks.effect.delay("a")
 print(tracing.is_installed, deliver(result)[0], "traceparent" in Job.objects.get(pk=result.id).headers)
 """

@@ -296,7 +296,7 @@ def test_only_its_owner_reads_the_second_file(monkeypatch, tmp_path):
     try:
         monkeypatch.setitem(connection.settings_dict, "NAME", str(tmp_path / "main"))
         with databases.side() as side:
-            side.execute("INSERT INTO jobs_beat (node, count, at) VALUES (%s, 1, 1)", Node().pk.hex)
+            side.execute("INSERT INTO jobs_heartbeat (node, count, at) VALUES (%s, 1, 1)", Node().pk.hex)
             modes = {path.name: oct(path.stat().st_mode & 0o777) for path in tmp_path.glob("main.broker*")}
     finally:
         os.umask(before)
@@ -305,7 +305,7 @@ def test_only_its_owner_reads_the_second_file(monkeypatch, tmp_path):
 
 def test_the_group_of_a_worker_dies_with_it():
     with Worker(concurrency=2) as worker:
-        assert len(worker.pids()) == 5, "main, supervisor, companion, two children"
+        assert len(worker.pids()) == 5, "main, watchdog, supervisor, two children"
         os.kill(worker.process.pid, signal.SIGKILL)
         worker.process.wait()
         wait_for(lambda: not worker.pids(), 15, "nobody is left")

@@ -19,7 +19,7 @@ from django.utils import timezone
 from jobs.idempotency import locks
 from jobs.idempotency.locks import lock
 from jobs.models import Job, Marker, Node, State
-from tests.helpers.rows import let_beat, make
+from tests.helpers.rows import let_heartbeat, make
 from tests.tasks import locked, noop
 
 pytestmark = pytest.mark.django_db
@@ -536,7 +536,7 @@ def test_nodes_are_listed_with_what_each_does(viewer):
     }
     for name, node in nodes.items():
         if name != "silent":
-            let_beat(node)
+            let_heartbeat(node)
     job = make("running", node=nodes["alive"])
     found = viewer.get(reverse("admin:jobs_node_changelist")).content.decode()
     for name in (*nodes, "died"):

@@ -16,7 +16,7 @@ from django.utils import timezone
 from kombu import Exchange, Queue
 
 from jobs.calling import calls
-from jobs.lifecycle.board import board
+from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job
 from jobs.models.values import as_uuid
 from tests import tasks
@@ -98,7 +98,7 @@ def test_it_waits_in_the_queue_that_the_message_came_by(node, monkeypatch, sent_
         Queue("topical", Exchange("topics", type="topic"), routing_key="topical.#"),
     ):
         monkeypatch.setitem(current_app.amqp.queues, each.name, each)
-    board.queues = ["consumed", "mail"]
+    worker_state.queues = ["consumed", "mail"]
     exchange, routing_key = sent_to
     receive(
         str(uuid.uuid4()), "a", 2, task=tasks.retries, delivery_info={"exchange": exchange, "routing_key": routing_key}

@@ -1,4 +1,4 @@
-"""A job is there if and only if its transaction committed, and workers are rung after that commit."""
+"""A job is there if and only if its transaction committed, and workers are notified after that commit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from jobs import Task
-from jobs.lifecycle import ring
+from jobs.lifecycle import wakeups
 from jobs.models import Job
 from tests import tasks
 from tests.helpers.concurrency import autocommit_off, cut
@@ -34,16 +34,16 @@ class Rollback(Exception):
 
 
 @pytest.fixture
-def rung(monkeypatch):
-    """The queues that were rung for, commit by commit."""
+def notified(monkeypatch):
+    """The queues that were notified for, commit by commit."""
     rings: list[set[str]] = []
 
     def note(using, queues):
-        assert not connection.in_atomic_block, "rung inside a transaction"
+        assert not connection.in_atomic_block, "notified inside a transaction"
         if queues:
             rings.append(set(queues))
 
-    monkeypatch.setattr(ring, "ring", note)
+    monkeypatch.setattr(wakeups, "notify", note)
     return rings
 
 
@@ -61,49 +61,49 @@ def test_delay_returns_the_id_of_the_row():
     assert str(Job.objects.get().pk) == result.id
 
 
-def test_autocommit_rings_at_once(rung):
+def test_autocommit_rings_at_once(notified):
     tasks.effect.delay("a")
-    assert rung == [{queue()}]
+    assert notified == [{queue()}]
 
 
-def test_several_jobs_of_a_transaction_are_one_ring_after_its_commit(rung):
+def test_several_jobs_of_a_transaction_are_one_ring_after_its_commit(notified):
     with transaction.atomic():
         for name in (queue(), "mail", queue()):
             tasks.effect.apply_async(("a",), queue=name)
-        assert rung == []
-    assert rung == [{queue(), "mail"}]
+        assert notified == []
+    assert notified == [{queue(), "mail"}]
 
 
-def test_rollback_takes_the_job_along(rung):
+def test_rollback_takes_the_job_along(notified):
     with pytest.raises(Rollback), transaction.atomic():
         User.objects.create(username="u")
         tasks.effect.delay("a")
         raise Rollback
     assert not Job.objects.exists()
-    assert rung == []
+    assert notified == []
 
 
-def test_savepoint_rollback_of_the_first_of_several(rung):
+def test_savepoint_rollback_of_the_first_of_several(notified):
     with transaction.atomic():
         with pytest.raises(Rollback), transaction.atomic():
             tasks.effect.delay("dropped")
             raise Rollback
         tasks.effect.delay("kept")
     assert names() == {"kept"}
-    assert rung == [{queue()}]
+    assert notified == [{queue()}]
 
 
-def test_savepoint_rollback_of_the_last_of_several(rung):
+def test_savepoint_rollback_of_the_last_of_several(notified):
     with transaction.atomic():
         tasks.effect.delay("kept")
         with pytest.raises(Rollback), transaction.atomic():
             tasks.effect.apply_async(("dropped",), queue="mail")
             raise Rollback
     assert names() == {"kept"}
-    assert rung == [{queue()}]
+    assert notified == [{queue()}]
 
 
-def test_rollback_of_an_outer_savepoint_whose_inner_one_was_released(rung):
+def test_rollback_of_an_outer_savepoint_whose_inner_one_was_released(notified):
     with transaction.atomic():
         with pytest.raises(Rollback), transaction.atomic():
             with transaction.atomic():
@@ -114,40 +114,40 @@ def test_rollback_of_an_outer_savepoint_whose_inner_one_was_released(rung):
             tasks.effect.apply_async(("kept",), queue="mail")
         tasks.effect.delay("last")
     assert names() == {"kept", "last"}
-    assert set().union(*rung) == {queue(), "mail"}
+    assert set().union(*notified) == {queue(), "mail"}
 
 
-def test_nested_atomics_ring_after_the_outermost_commit(rung):
+def test_nested_atomics_ring_after_the_outermost_commit(notified):
     with transaction.atomic():
         with transaction.atomic(), transaction.atomic(savepoint=False):
             tasks.effect.apply_async(("inner",), queue="mail")
         tasks.effect.delay("outer")
-        assert rung == []
-    assert set().union(*rung) == {queue(), "mail"}
+        assert notified == []
+    assert set().union(*notified) == {queue(), "mail"}
 
 
-def test_durable_atomic(rung):
+def test_durable_atomic(notified):
     with transaction.atomic(durable=True):
         tasks.effect.delay("a")
-    assert rung == [{queue()}]
+    assert notified == [{queue()}]
 
 
-def test_a_failing_hook_of_the_project_does_not_stop_the_ring(rung):
+def test_a_failing_hook_of_the_project_does_not_stop_the_ring(notified):
     def broken():
         raise RuntimeError("a hook of the project")
 
     with pytest.raises(RuntimeError), transaction.atomic():
         tasks.effect.delay("a")
         transaction.on_commit(broken)
-    assert rung == [{queue()}]
+    assert notified == [{queue()}]
 
 
-def test_autocommit_off_leaves_the_job_to_a_poll(rung):
+def test_autocommit_off_leaves_the_job_to_a_poll(notified):
     """Only the caller knows of the commit."""
     with autocommit_off():
         tasks.effect.delay("a")
         connection.commit()
-    assert rung == []
+    assert notified == []
     assert Job.objects.get().state == "ready"
 
 
@@ -182,7 +182,7 @@ def test_async_callers():
 
 
 @pytest.mark.core
-def test_delay_many_is_one_statement_and_one_ring(rung):
+def test_delay_many_is_one_statement_and_one_ring(notified):
     with (
         transaction.atomic(),
         CaptureQueriesContext(
@@ -193,7 +193,7 @@ def test_delay_many_is_one_statement_and_one_ring(rung):
         statements = [q["sql"] for q in queries.captured_queries]
     assert len(statements) == 1
     assert statements[0].startswith("COPY" if connection.vendor == "postgresql" else "INSERT INTO")
-    assert rung == [{queue()}]
+    assert notified == [{queue()}]
     assert Job.objects.get(pk=results[2].id).kwargs == {"key": "c", "note": "n"}
 
 
@@ -219,14 +219,14 @@ def test_many_rows_fit_the_databases_limits():
     ("options", "state"),
     [({"countdown": 60}, "scheduled"), ({"countdown": 0}, "ready"), ({"countdown": -5}, "ready"), ({}, "ready")],
 )
-def test_future_jobs_wait_in_the_database(rung, options, state):
+def test_future_jobs_wait_in_the_database(notified, options, state):
     tasks.effect.apply_async(("a",), **options)
     assert Job.objects.get().state == state
-    assert rung == ([{queue()}] if state == "ready" else [])
+    assert notified == ([{queue()}] if state == "ready" else [])
 
 
 @pytest.mark.core
-def test_one_insert_per_enqueue(rung):
+def test_one_insert_per_enqueue(notified):
     tasks.effect.delay("warm")
     with transaction.atomic(), CaptureQueriesContext(connection) as queries:
         tasks.effect.delay("a")
@@ -240,7 +240,7 @@ def test_an_error_after_the_commit_never_reaches_the_caller(monkeypatch):
     def explode(*args, **kwargs):
         raise RuntimeError("anything")
 
-    monkeypatch.setattr(ring, "ring", explode)
+    monkeypatch.setattr(wakeups, "notify", explode)
     with transaction.atomic():
         tasks.effect.delay("a")
     assert Job.objects.get().state == "ready"

@@ -12,9 +12,9 @@ from django.db import connection, transaction
 
 from jobs import Snooze, Task, lock
 from jobs.conf import sentry
-from jobs.lifecycle.board import BODY, NAMED, board
+from jobs.lifecycle.worker_state import BODY, NAMED, worker_state
 from jobs.models import Job
-from jobs.store import turns
+from jobs.store import write_mutex
 from jobs.testing import run_jobs
 from tests import tasks
 from tests.helpers.harness import Worker, deliver, effects, wait_ended
@@ -258,12 +258,12 @@ class NotesItsPhase(Task):
     abstract = True
 
     def on_failure(self, *args):
-        phases.extend(slot.phase for slot in board.occupied())
+        phases.extend(slot.phase for slot in worker_state.occupied())
 
 
 @shared_task(base=NotesItsPhase)
 def notes_its_phase():
-    phases.extend(slot.phase for slot in board.occupied())
+    phases.extend(slot.phase for slot in worker_state.occupied())
     raise ValueError("no")
 
 
@@ -313,7 +313,7 @@ def test_a_settle_that_no_row_can_hold_fails_the_job(declare, caplog):
     assert (job.state, job.lease) == ("failed", 1)
     assert job.error["type"] in ("OverflowError", "DataError")
     assert not effects()
-    assert "settle_retried" not in [getattr(record, "action", "") for record in caplog.records]
+    assert "finish_retried" not in [getattr(record, "action", "") for record in caplog.records]
 
 
 @pytest.mark.skipif("connection.vendor != 'postgresql'", reason="a number is never too large for SQLite")
@@ -331,12 +331,12 @@ def test_a_settle_that_the_server_refuses_for_its_data_fails_the_job(declare, ca
     assert (job.state, job.error["type"], job.lease) == ("failed", "DataError", 1)
     assert "out of range" in job.error["message"]
     assert not effects()
-    assert "settle_retried" not in [getattr(record, "action", "") for record in caplog.records]
+    assert "finish_retried" not in [getattr(record, "action", "") for record in caplog.records]
 
 
 def test_a_lock_that_is_released_in_a_body_waits_for_no_turn_of_its_own(declare, monkeypatch):
     """On SQLite bodies take turns. The hook that wakes the next one runs after the commit, within this one's."""
-    monkeypatch.setattr(turns, "_processes", turns.Lock())
+    monkeypatch.setattr(write_mutex, "_processes", write_mutex.Lock())
 
     def body(key):
         with lock("in turn"):

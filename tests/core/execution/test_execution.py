@@ -1,4 +1,4 @@
-"""The pipeline of a run, in this process: claim, body in its transaction, fenced settle."""
+"""The pipeline of a run, in this process: claim, body in its transaction, fenced finish."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from kombu import Exchange, Queue
 from jobs import signals
 from jobs.conf import syncpoints
 from jobs.errors import Snooze, TaskExited
-from jobs.lifecycle import completion, ring, transitions
-from jobs.lifecycle.board import board
+from jobs.lifecycle import completion, transitions, wakeups
 from jobs.lifecycle.redaction import Shown
+from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job
 from jobs.models.values import decoded
 from jobs.store import sessions
@@ -47,15 +47,15 @@ def test_a_run_commits_effect_and_completion_together():
     job = Job.objects.get()
     assert (job.state, job.result, job.lease, job.error) == ("succeeded", "a", 1, None)
     assert job.started_at <= job.finished_at <= timezone.now()
-    assert job.node_id == board.node
+    assert job.node_id == worker_state.node
     assert effects() == {"a": 1}
-    assert board.occupied() == []
+    assert worker_state.occupied() == []
 
 
 @pytest.fixture
 def runner():
     """Claims and runs what is in the default queue, as a process of a worker does."""
-    board.queues = [current_app.conf.task_default_queue]
+    worker_state.queues = [current_app.conf.task_default_queue]
     return Runner(current_app._get_current_object(), "here")
 
 
@@ -161,7 +161,7 @@ def test_a_lost_lease_rolls_the_effects_back():
 
 
 @pytest.mark.parametrize(
-    "settle",
+    "finish",
     [
         lambda job: completion.succeed(job, None, 0.0),
         lambda job: completion.succeed(job, "the same", 0.0, Job()),
@@ -175,14 +175,14 @@ def test_a_lost_lease_rolls_the_effects_back():
     ],
 )
 @pytest.mark.parametrize("stolen", [{"lease": 9}, {"token": 9}, {"state": "ready"}])
-def test_every_way_out_of_running_is_fenced(settle, stolen):
+def test_every_way_out_of_running_is_fenced(finish, stolen):
     job = claim(tasks.effect.delay("a").id)
     Job.objects.update(**stolen)
     with transaction.atomic():
-        assert settle(job) is False
+        assert finish(job) is False
     Job.objects.update(state="running", lease=job.lease, token=job.token)
     with transaction.atomic():
-        assert settle(job) is True
+        assert finish(job) is True
 
 
 @shared_task
@@ -604,7 +604,9 @@ def test_a_replay_resets_the_counts_but_never_the_lease():
 
 def test_a_body_rings_after_its_commit(monkeypatch):
     seen = []
-    monkeypatch.setattr(ring, "ring", lambda using, queues: seen.append((connection.in_atomic_block, list(queues))))
+    monkeypatch.setattr(
+        wakeups, "notify", lambda using, queues: seen.append((connection.in_atomic_block, list(queues)))
+    )
     result = tasks.enqueues.delay("a")
     seen.clear()
     deliver(result)
@@ -626,7 +628,7 @@ def test_what_is_no_exception_fails_the_job_and_frees_its_slot(name):
     assert isinstance(value, TaskExited)
     job = Job.objects.get()
     assert (job.state, job.error["type"]) == ("failed", name)
-    assert board.occupied() == []
+    assert worker_state.occupied() == []
 
 
 def test_a_database_error_before_the_body_is_not_the_bodys_failure(monkeypatch):

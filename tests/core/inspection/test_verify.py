@@ -26,7 +26,7 @@ from jobs.store import databases, heartbeats
 from tests import tasks
 from tests.helpers.harness import Worker, wait_ended
 from tests.helpers.plans import plan
-from tests.helpers.rows import ERROR, let_beat, make, make_node
+from tests.helpers.rows import ERROR, let_heartbeat, make, make_node
 from tests.helpers.servers import wait_for
 from tests.helpers.verifying import (
     LONG,
@@ -64,11 +64,11 @@ def _running_on_no_node() -> object:
 
 
 def _silent_node_that_runs() -> object:
-    return make("running", node=let_beat(make_node(started_at=ago(2 * LONG)), LONG)).pk
+    return make("running", node=let_heartbeat(make_node(started_at=ago(2 * LONG)), LONG)).pk
 
 
 def _silent_node() -> object:
-    return let_beat(make_node(started_at=ago(2 * LONG)), LONG).pk
+    return let_heartbeat(make_node(started_at=ago(2 * LONG)), LONG).pk
 
 
 def _node_that_never_beat() -> object:
@@ -76,7 +76,7 @@ def _node_that_never_beat() -> object:
 
 
 def _dead_node_with_a_beat() -> object:
-    return let_beat(make_node(dead_at=ago(LONG))).pk
+    return let_heartbeat(make_node(dead_at=ago(LONG))).pk
 
 
 def _note(state: str, **more) -> object:
@@ -171,7 +171,7 @@ def test_a_database_in_which_all_is_well(watching):
 def test_nothing_is_broken_as_long_as_nobody_could_put_it_right(rule, break_it, age):
     """Without a worker, or with one that has just come."""
     if age is not None:
-        let_beat(make_node(started_at=ago(age)))
+        let_heartbeat(make_node(started_at=ago(age)))
     assert_waits(rule, break_it)
 
 
@@ -288,7 +288,7 @@ def test_a_row_that_comes_back_under_another_lease_is_not_the_same(watching, sho
 @pytest.mark.slow
 def test_a_node_that_is_dead_at_home_is_dead_everywhere(second, watching):
     """In the end: that database was away when the node was buried."""
-    buried, forgotten, alive = make_node(dead_at=ago(LONG)), make_node(dead_at=ago(LONG)), let_beat(make_node())
+    buried, forgotten, alive = make_node(dead_at=ago(LONG)), make_node(dead_at=ago(LONG)), let_heartbeat(make_node())
     late = make_node(dead_at=timezone.now())
     for node, dead_at in ((buried, timezone.now()), (forgotten, None), (alive, None), (late, None)):
         Node.objects.using(second).create(pk=node.pk, hostname="web1", pid=1, dead_at=dead_at)
@@ -421,7 +421,7 @@ def test_it_only_reads_and_by_its_indexes(watching):
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE")
     with databases.side() as side:
-        heartbeats.beat(side, watching.pk)
+        heartbeats.send(side, watching.pk)
     assert len(broken(verify(patient=False))) == 5
     with CaptureQueriesContext(connection) as queries:
         verify(patient=False)

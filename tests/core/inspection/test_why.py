@@ -23,7 +23,7 @@ from jobs.models import Cancellation, Instance, Job, Node
 from tests import tasks
 from tests.helpers.concurrency import Elsewhere, open_transaction, somebody_waits
 from tests.helpers.harness import Worker, deliver, in_body, wait_ended, wait_state
-from tests.helpers.rows import ERROR, let_beat, make, make_node
+from tests.helpers.rows import ERROR, let_heartbeat, make, make_node
 from tests.helpers.servers import wait_for
 from tests.helpers.why import ask, codes, first
 from tests.models import Effect
@@ -45,7 +45,7 @@ def test_queue_that_no_worker_consumes():
 
 
 def test_a_worker_that_was_told_to_be_quiet():
-    node = let_beat(make_node(queues=[]))
+    node = let_heartbeat(make_node(queues=[]))
     reason = first(make("ready").pk)
     assert reason["code"] == "no_consumer"
     assert "was told to be quiet" in reason["says"]
@@ -215,7 +215,7 @@ def test_its_own_time():
 
 
 def test_a_job_whose_task_no_worker_knows_says_so_and_no_time():
-    let_beat(make_node(tasks=["other"]))
+    let_heartbeat(make_node(tasks=["other"]))
     entry = {**ERROR, "type": "NotRegistered", "attempt": 0}
     job = make("scheduled", task="of.a.later.release", run_at=PARKED, waits_for="task:of.a.later.release", error=entry)
     assert codes(job.pk)[:2] == ["unknown_task", "postponed"]
@@ -225,7 +225,7 @@ def test_a_job_whose_task_no_worker_knows_says_so_and_no_time():
 
 
 def test_running(node):
-    let_beat(node)
+    let_heartbeat(node)
     job = make("running", node=node)
     assert codes(job.pk) == ["running"]
     # A body on SQLite has the write lock: cancel could not write that it was asked for.
@@ -243,7 +243,7 @@ def test_running(node):
 def test_running_and_blocked_in_the_database(node, settings):
     if connection.vendor != "postgresql":
         pytest.skip("SQLite does not say")
-    let_beat(node)
+    let_heartbeat(node)
     effect = Effect.objects.create(key="a")
     result = tasks.touches.delay(effect.pk)
 
@@ -259,7 +259,7 @@ def test_running_and_blocked_in_the_database(node, settings):
 
 @pytest.fixture
 def worker(node):
-    let_beat(node)
+    let_heartbeat(node)
     Node.objects.update(queues=["celery", "mail"], tasks=["tests.tasks.effect"], concurrency=2)
     return Node.objects.get()
 

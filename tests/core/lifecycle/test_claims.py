@@ -19,8 +19,8 @@ from django.utils import timezone
 
 from jobs.calling.calls import rank_of
 from jobs.lifecycle import claims, completion, transitions
-from jobs.lifecycle.board import board
 from jobs.lifecycle.claims import Claimer
+from jobs.lifecycle.worker_state import worker_state
 from jobs.maintenance import clock, rescue
 from jobs.maintenance.rescue import OwnJobs
 from jobs.models import Job, Node, Pause
@@ -42,7 +42,7 @@ def ago(seconds: float) -> datetime.datetime:
 
 
 def claim(limit: int = 1, queue: str = QUEUE, node: uuid.UUID | None = None) -> list[Job]:
-    return Claimer().claim("default", queue, node or board.node, limit)
+    return Claimer().claim("default", queue, node or worker_state.node, limit)
 
 
 def keys(jobs: list[Job]) -> list[uuid.UUID]:
@@ -212,7 +212,7 @@ def test_many_processes_drain_a_queue_and_each_job_is_had_once(node):
     def drain():
         claimer = Claimer()
         start.wait(10)
-        while jobs := claimer.claim("default", QUEUE, board.node, 10):
+        while jobs := claimer.claim("default", QUEUE, worker_state.node, 10):
             had.extend(keys(jobs))
 
     drained = [Elsewhere(drain) for _ in range(4)]
@@ -240,7 +240,7 @@ def held_open():
 def buffers(claimer: Claimer) -> int:
     """How many pages a claim of one row reads."""
     after = claimer._after.get(("default", QUEUE))
-    values = {"node": board.node, "token": 1, "backend": 1}
+    values = {"node": worker_state.node, "token": 1, "backend": 1}
     if after is not None:
         values |= dict(zip(("rank", "run_at", "id"), after, strict=True))
     sql = postgresql.claim_sql(QUEUE, 1, after is not None, False)
@@ -255,7 +255,7 @@ def test_a_claim_does_not_step_over_what_was_claimed_before(node, held_open):
     tasks.noop.delay_many([(number,) for number in range(10_500)], queue=QUEUE)
     claimer = Claimer()
     for _ in range(50):
-        assert len(claimer.claim("default", QUEUE, board.node, 200)) == 200
+        assert len(claimer.claim("default", QUEUE, worker_state.node, 200)) == 200
     assert buffers(claimer) < 30
     assert buffers(Claimer()) > 200, "from the start it would"
 
@@ -267,12 +267,12 @@ def test_a_better_row_that_comes_later_is_found_within_a_second(node, request, i
     for number in range(200):
         make(age=100 - number / 10)
     claimer = Claimer()
-    assert claimer.claim("default", QUEUE, board.node, 1)
+    assert claimer.claim("default", QUEUE, worker_state.node, 1)
     better = [make(rank=-1), make(age=1000)]
     found: set[uuid.UUID] = set()
     began = fair()
     while not found >= set(keys(better)):
-        found |= set(keys(claimer.claim("default", QUEUE, board.node, 1)))
+        found |= set(keys(claimer.claim("default", QUEUE, worker_state.node, 1)))
         time.sleep(0.02)
         assert fair() - began < claims.LOOK + 0.5, "it starves behind a stream of others"
     assert claims.LOOK <= 1.0
@@ -282,9 +282,9 @@ def test_an_empty_look_from_the_place_on_goes_back_to_the_start(node, monkeypatc
     monkeypatch.setattr(claims, "LOOK", 3600.0)
     make(age=10)
     claimer = Claimer()
-    assert claimer.claim("default", QUEUE, board.node, 1)
+    assert claimer.claim("default", QUEUE, worker_state.node, 1)
     before = make(age=20)
-    assert keys(claimer.claim("default", QUEUE, board.node, 1)) == [before.pk]
+    assert keys(claimer.claim("default", QUEUE, worker_state.node, 1)) == [before.pk]
 
 
 def test_a_look_that_takes_long_is_taken_rarely(node, monkeypatch):
@@ -293,10 +293,12 @@ def test_a_look_that_takes_long_is_taken_rarely(node, monkeypatch):
     monkeypatch.setattr(claims, "RARELY", 1e9)
     rows = [make(age=100 - number) for number in range(3)]
     claimer = Claimer()
-    assert keys(claimer.claim("default", QUEUE, board.node, 1)) == [rows[0].pk]
+    assert keys(claimer.claim("default", QUEUE, worker_state.node, 1)) == [rows[0].pk]
     better = make(rank=-1)
-    assert keys(claimer.claim("default", QUEUE, board.node, 2)) == keys(rows[1:])
-    assert keys(claimer.claim("default", QUEUE, board.node, 2)) == [better.pk], "nothing was left behind the place"
+    assert keys(claimer.claim("default", QUEUE, worker_state.node, 2)) == keys(rows[1:])
+    assert keys(claimer.claim("default", QUEUE, worker_state.node, 2)) == [better.pk], (
+        "nothing was left behind the place"
+    )
 
 
 # The clock, beside the same transaction
@@ -319,12 +321,12 @@ def cursors(monkeypatch):
     """All looks from the start take too long."""
     monkeypatch.setattr(clock, "SLOW_LOOK", -1.0)
     monkeypatch.setattr(clock, "RARELY", 1e9)
-    board.queues = [QUEUE, "mail"]
-    clock._places.clear()
+    worker_state.queues = [QUEUE, "mail"]
+    clock._positions.clear()
 
 
 def has_ready() -> bool:
-    return clock.has_ready("default", board.queues)
+    return clock.has_ready("default", worker_state.queues)
 
 
 def test_the_clock_does_not_step_over_what_was_due_before(node, held_open, cursors):
@@ -335,10 +337,10 @@ def test_the_clock_does_not_step_over_what_was_due_before(node, held_open, curso
     while jobs := claim(200):
         transitions_of(jobs)
     assert set(Job.objects.values_list("state", flat=True)) == {"succeeded", "cancelled"}
-    clock._places.clear()
+    clock._positions.clear()
     assert pages(clock.tick) > 5000, "from the start it does"
     assert pages(has_ready) > 250
-    clock._places.clear()
+    clock._positions.clear()
     clock.tick(), has_ready(), clock.tick(), has_ready()
     assert pages(clock.tick) < 250
     assert pages(has_ready) < 150
@@ -362,7 +364,7 @@ def test_a_job_that_is_due_before_the_place_is_found_by_a_look_from_the_start(no
     monkeypatch.setattr(clock, "LONGEST_LOOK", 2.0)
     clock.tick(), clock.tick()
     rows = [make("scheduled", age=3600), make("scheduled", age=-60, expires_at=ago(3600))]
-    Node.objects.filter(pk=board.node).update(tasks=["of.a.later.release"])
+    Node.objects.filter(pk=worker_state.node).update(tasks=["of.a.later.release"])
     parked = make(
         "scheduled", task="of.a.later.release", waits_for="task:of.a.later.release", run_at=transitions.PARKED
     )
@@ -381,12 +383,12 @@ def test_the_look_from_the_start_is_never_far_off():
 def test_a_look_that_takes_long_once_changes_nothing(node, monkeypatch):
     """It may have waited for the machine."""
     on_postgresql()
-    board.queues = [QUEUE]
-    clock._places.clear()
+    worker_state.queues = [QUEUE]
+    clock._positions.clear()
     monkeypatch.setattr(clock, "SLOW_LOOK", 3600.0)
     clock.tick()
     monkeypatch.setattr(clock, "SLOW_LOOK", -1.0)
-    clock._places["default", "all"].took = -2.0
+    clock._positions["default", "all"].took = -2.0
     clock.tick()
     job = make("scheduled", age=3600)
     assert clock.tick()["due"] == 1
@@ -399,7 +401,7 @@ def test_a_locked_job_keeps_the_place_of_the_clock(node, cursors):
     job = make("scheduled", age=1)
     with open_transaction(lambda: Job.objects.select_for_update().get(pk=job.pk)):
         clock.tick()
-        clock._places["default", "all"].move(timezone.now() + datetime.timedelta(hours=1), job.run_at, None)
+        clock._positions["default", "all"].move(timezone.now() + datetime.timedelta(hours=1), job.run_at, None)
         assert clock.tick()["due"] == 0
     assert clock.tick()["due"] == 1
 
@@ -505,7 +507,7 @@ def test_a_unique_job_goes_back_unless_another_has_its_key_by_now(node):
 
 @pytest.fixture
 def runner(node):
-    board.queues = [QUEUE]
+    worker_state.queues = [QUEUE]
     return Runner(current_app._get_current_object(), "here")
 
 
@@ -575,8 +577,8 @@ def test_a_batch_stops_between_two_bodies_for_whoever_is_more_important(runner, 
     def begin(*args, real=runner._run):
         run = real(*args)
         if why == "stop":
-            board.note_stop()
-        board.stock_waits = why == "stock"
+            worker_state.note_stop()
+        worker_state.stock_waits = why == "stock"
         return run
 
     monkeypatch.setattr(runner, "_run", begin)
@@ -588,23 +590,23 @@ def test_a_batch_stops_between_two_bodies_for_whoever_is_more_important(runner, 
 
 def test_a_process_whose_node_is_silent_claims_nothing(runner, settings):
     call(tasks.noop)
-    board.note_beat()
+    worker_state.note_heartbeat()
     settings.JOBS = {**settings.JOBS, "HEARTBEAT": 0.01, "DEAD_AFTER": 0.1}
     time.sleep(0.1)
     assert not runner.run_batch()
-    board.note_beat()
+    worker_state.note_heartbeat()
     assert runner.run_batch()
 
 
 def test_no_queue_starves(runner):
-    board.queues = [QUEUE, "mail", "slow"]
-    for name in board.queues:
+    worker_state.queues = [QUEUE, "mail", "slow"]
+    for name in worker_state.queues:
         for number in range(4):
             tasks.effect.apply_async((name, str(number)), queue=name)
     for _ in range(3):
         runner._next = 1
         assert runner.run_batch()
-    assert effects() == dict.fromkeys(board.queues, 1)
+    assert effects() == dict.fromkeys(worker_state.queues, 1)
 
 
 def test_jobs_of_a_task_that_nobody_knows_are_put_aside_once(runner, monkeypatch):
@@ -638,23 +640,23 @@ def knows(*names: str, **more) -> Node:
 
 def test_a_worker_that_knows_their_task_lets_them_go(runner, settings):
     settings.JOBS = {**settings.JOBS, "BATCH": 10}
-    Node.objects.filter(pk=board.node).update(tasks=["tests.tasks.noop"])
+    Node.objects.filter(pk=worker_state.node).update(tasks=["tests.tasks.noop"])
     parked = [make(task="of.a.later.release", queue=queue, age=9) for queue in [QUEUE] * 150 + ["elsewhere"]]
     other = make(task="of.no.release", age=9)
     assert runner.run_batch()
     assert runner.run_batch()
     # It consumes the other queue no more.
-    board.queues = ["elsewhere"]
+    worker_state.queues = ["elsewhere"]
     assert runner.run_batch()
-    board.queues = [QUEUE]
+    worker_state.queues = [QUEUE]
     clock.tick()
     assert not Job.objects.filter(state="ready").exists()
     # A new worker.
-    board.node = knows("of.a.later.release").pk
-    board.is_quiet = True
+    worker_state.node = knows("of.a.later.release").pk
+    worker_state.is_quiet = True
     clock.tick()
     assert not Job.objects.filter(state="ready").exists(), "it claims nothing"
-    board.is_quiet = False
+    worker_state.is_quiet = False
     clock._seldom.clear()
     clock.tick()
     assert set(keys(Job.objects.filter(state="ready"))) == set(keys(parked[:-1]))
@@ -715,14 +717,14 @@ def test_one_of_djangos_tasks_waits_for_a_worker_that_can_import_it(runner, monk
     nowhere, there = (
         [make(task=task, options=options, age=9) for _ in range(3)] for task in ("of.no.module", "of.one")
     )
-    Node.objects.filter(pk=board.node).update(tasks=[])
+    Node.objects.filter(pk=worker_state.node).update(tasks=[])
     assert runner.run_batch()
     assert runner.run_batch()
     clock.tick()
     assert not runner.run_batch(), "nobody touches them again"
     assert {state(job)[0] for job in nowhere + there} == {"scheduled"}
     # Another worker, of another release.
-    old, board.node = board.node, make_node(queues=[QUEUE]).pk
+    old, worker_state.node = worker_state.node, make_node(queues=[QUEUE]).pk
     monkeypatch.setattr(clock, "_imported", {})
     monkeypatch.setattr("jobs.django_tasks.task_backend.find", find)
     for _ in range(3):
@@ -731,7 +733,7 @@ def test_one_of_djangos_tasks_waits_for_a_worker_that_can_import_it(runner, monk
     assert {state(job)[0] for job in nowhere} == {"scheduled"}
     assert {state(job)[0] for job in there} == {"ready"}
     assert sorted(tried) == ["of.no.module", "of.one"]
-    assert Node.objects.get(pk=board.node).tasks == ["of.one"]
+    assert Node.objects.get(pk=worker_state.node).tasks == ["of.one"]
     claimed = claim(1, node=old)[0]
     assert transitions.is_known_elsewhere(claimed), "the one that cannot leaves them to it"
 
@@ -762,7 +764,7 @@ def test_a_row_that_was_given_back_before_it_began_does_not_run(runner, monkeypa
 
     def lose(*args):
         made = name(*args)
-        transitions.hand_back_claim("default", board.node, Job.objects.get(pk=job.pk).token)
+        transitions.hand_back_claim("default", worker_state.node, Job.objects.get(pk=job.pk).token)
         return made
 
     monkeypatch.setattr(runner, "_name", lose)
@@ -781,7 +783,7 @@ def test_what_waited_long_behind_others_of_its_claim_is_renewed_before_it_begins
     assert runner.run_batch()
     assert [state(job)[0] for job in jobs] == ["succeeded"] * 2
     assert [token < 0 for token in tokens] == [True, True], "if this machine dies, the rows say which was begun"
-    assert board.occupied()[0].token == 0, "and nothing is left on the board"
+    assert worker_state.occupied()[0].token == 0, "and nothing is left on the worker state"
 
 
 def test_a_database_that_is_away_at_the_claim_ends_no_process(runner, monkeypatch):
@@ -797,16 +799,16 @@ def test_a_database_that_is_away_at_the_claim_ends_no_process(runner, monkeypatc
 
 
 def test_a_node_counts_the_claims_that_found_something(runner):
-    before = board.finds
+    before = worker_state.finds
     assert not runner.run_batch()
-    assert board.finds == before
+    assert worker_state.finds == before
     call(tasks.noop)
     assert runner.run_batch()
-    assert board.finds == before + 1
+    assert worker_state.finds == before + 1
 
 
 def test_nodes_are_what_a_claim_is_made_for(node):
-    assert Node.objects.get().pk == board.node
+    assert Node.objects.get().pk == worker_state.node
 
 
 # Plans, at 100,000 rows
@@ -944,7 +946,7 @@ def test_no_hot_statement_scans_or_sorts_the_table(full, statistics):
         Job.objects.filter(pk__in=list(waited)).update(state="succeeded", finished_at=timezone.now())
     middle = Job.objects.filter(state="ready", queue=QUEUE).order_by("rank", "run_at", "id")[100]
     values = {
-        "node": board.node,
+        "node": worker_state.node,
         "token": 1,
         "backend": 1,
         "rank": middle.rank,
@@ -977,7 +979,7 @@ def test_no_hot_statement_scans_or_sorts_the_table(full, statistics):
         ("let_go", "jobs_job_awaiting", lambda: transitions.let_go("default", ["a", "b"], [QUEUE], 10)),
         ("wake", "jobs_job_awaiting", lambda: transitions.wake("k", "default")),
         ("orphans", "jobs_job_running", own.hand_back_orphans),
-        ("give_back", "jobs_job_running", lambda: transitions.hand_back_claim("default", board.node, 1)),
+        ("give_back", "jobs_job_running", lambda: transitions.hand_back_claim("default", worker_state.node, 1)),
         (
             "dead nodes",
             "jobs_job_running",
@@ -989,7 +991,7 @@ def test_no_hot_statement_scans_or_sorts_the_table(full, statistics):
         for number, sql in enumerate(made):
             # What was found is written by its key.
             plans[f"{name} {number}"] = (index if number == 0 else "", explained(sql.replace("%", "%%"), []))
-    board.queues = [QUEUE, "mail"]
+    worker_state.queues = [QUEUE, "mail"]
     [look, *_] = statements_of(clock.tick)
     plans["clock"] = ("jobs_job_scheduled", explained(look.replace("%", "%%"), []))
     for index in ("jobs_job_expires", "jobs_job_ready"):
@@ -1038,7 +1040,7 @@ def test_the_name_of_a_queue_is_a_name_whatever_the_server_makes_of_backslashes(
     try:
         assert [keys(claim(queue=name)) for name in names] == [[row.pk] for row in rows]
         assert state(other)[0] == "ready"
-        sessions.session_of("default").notify("jobs_ring", ["\\'; DROP TABLE jobs_job; --"])
+        sessions.session_of("default").notify("jobs_wakeup", ["\\'; DROP TABLE jobs_job; --"])
     finally:
         with connection.cursor() as cursor:
             cursor.execute("RESET standard_conforming_strings")

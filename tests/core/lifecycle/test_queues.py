@@ -19,7 +19,7 @@ from jobs.lifecycle import queues, transitions
 from jobs.models import Job, Pause
 from tests import tasks
 from tests.helpers.harness import Worker, claim, deliver, effects, wait_ended
-from tests.helpers.rows import let_beat, make, make_node
+from tests.helpers.rows import let_heartbeat, make, make_node
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -109,7 +109,7 @@ def test_nobody_calls_it_late_that_a_paused_queue_waits(worker):
 def worker():
     """One that has been there for an hour, and does nothing."""
     node = make_node(concurrency=1, started_at=timezone.now() - datetime.timedelta(hours=1))
-    let_beat(node)
+    let_heartbeat(node)
 
 
 def test_commands():

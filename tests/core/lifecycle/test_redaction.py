@@ -17,9 +17,9 @@ from jobs import checks
 from jobs.calling import request
 from jobs.conf import problems
 from jobs.inspection import public
-from jobs.lifecycle.board import board
 from jobs.lifecycle.redaction import Shown
 from jobs.lifecycle.run import Run
+from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job, Marker
 from jobs.models.values import jsonable, scrub
 from jobs.store import stored
@@ -204,11 +204,11 @@ def test_events_of_a_task_that_ran_do_not_tell_it(settings, monkeypatch):
     """As a worker with ``-E`` sends them; and what ``celery inspect active`` is told."""
     told = []
     monkeypatch.setattr(celery_events, "_write", lambda kind, fields: told.append({"kind": kind, **fields}))
-    monkeypatch.setattr(board, "wants_events", True)
+    monkeypatch.setattr(worker_state, "wants_events", True)
     headers = {"argsrepr": "()", "kwargsrepr": f"{{'note': '{SECRET}'}}"}
     job = make("ready", kwargs={"note": SECRET}, options={"headers": headers})
     redact(settings)
-    run = Run(tasks.effect, job, board, request.make(job, tasks.effect, current_app, "here"))
+    run = Run(tasks.effect, job, worker_state, request.make(job, tasks.effect, current_app, "here"))
     celery_events.send_start(run)
     for run.state, run.told in (("FAILURE", ValueError(SECRET)), ("RETRY", Retry(exc=ValueError(SECRET)))):
         celery_events.send_outcome(run, 1.0)

@@ -16,9 +16,9 @@ from django.utils import timezone
 
 from jobs import maintenance
 from jobs.lifecycle import claims, completion, transitions
-from jobs.lifecycle.board import BODY, BUSY, IDLE, LONG, NAMED, board
 from jobs.lifecycle.claims import Claimer
-from jobs.lifecycle.ring import Bell
+from jobs.lifecycle.wakeups import Wakeup
+from jobs.lifecycle.worker_state import BODY, BUSY, IDLE, LONG, NAMED, worker_state
 from jobs.maintenance import clock, rescue
 from jobs.maintenance.prune import Prune
 from jobs.maintenance.zombies import end_backends
@@ -42,18 +42,18 @@ def quick(monkeypatch):
 
 
 @pytest.fixture
-def rung(monkeypatch):
+def notified(monkeypatch):
     """The queues that the clock rang for, batch by batch."""
     rings: list[set[str]] = []
-    monkeypatch.setattr(clock, "ring", lambda using, queues: rings.append(set(queues)))
+    monkeypatch.setattr(clock, "notify", lambda using, queues: rings.append(set(queues)))
     return rings
 
 
 @pytest.fixture
-def bell(monkeypatch):
-    bell = Bell()
-    monkeypatch.setattr(clock, "bell", bell)
-    return bell
+def wakeup(monkeypatch):
+    wakeup = Wakeup()
+    monkeypatch.setattr(clock, "wakeup", wakeup)
+    return wakeup
 
 
 def ago(seconds: float) -> datetime.datetime:
@@ -71,21 +71,21 @@ def run(job_id: str) -> Job:
 
 
 @pytest.mark.database
-def test_what_is_due_becomes_ready_and_only_that(rung, bell):
+def test_what_is_due_becomes_ready_and_only_that(notified, wakeup):
     now, later = tasks.effect.delay("now"), tasks.effect.apply_async(("later",), countdown=60)
     due = tasks.effect.apply_async(("due",), countdown=60, queue="mail")
     Job.objects.filter(pk=due.id).update(run_at=ago(1))
     assert clock.tick() == {"due": 1, "expired": 0, "cancelled": 0}
     assert {str(pk) for pk in Job.objects.filter(state="ready").values_list("pk", flat=True)} == {now.id, due.id}
     assert Job.objects.get(pk=later.id).state == "scheduled"
-    assert rung == [{"mail"}]
-    assert bell.wait(0)
+    assert notified == [{"mail"}]
+    assert wakeup.wait(0)
     assert clock.tick()["due"] == 0
-    assert not bell.wait(0)
+    assert not wakeup.wait(0)
 
 
 @pytest.mark.database
-def test_clocks_side_by_side_make_each_job_due_once(bell):
+def test_clocks_side_by_side_make_each_job_due_once(wakeup):
     tasks.noop.delay_many([(n,) for n in range(300)], countdown=60)
     Job.objects.update(run_at=ago(1))
     done, errors = [], []
@@ -109,16 +109,16 @@ def test_clocks_side_by_side_make_each_job_due_once(bell):
 
 
 @pytest.mark.database
-def test_a_long_backlog_comes_due_batch_by_batch_and_each_rings_at_once(settings, monkeypatch, rung, bell):
+def test_a_long_backlog_comes_due_batch_by_batch_and_each_rings_at_once(settings, monkeypatch, notified, wakeup):
     settings.JOBS = {**settings.JOBS, "BATCH": 10}
     monkeypatch.setattr(clock, "DUE_BATCHES", 2)
     tasks.noop.delay_many([(n,) for n in range(90)], countdown=60)
     Job.objects.update(run_at=ago(1))
     assert clock.tick()["due"] == 90
-    assert len(rung) == 3
+    assert len(notified) == 3
 
 
-def test_what_comes_due_later_does_not_wait_behind_a_mass(settings, monkeypatch, bell):
+def test_what_comes_due_later_does_not_wait_behind_a_mass(settings, monkeypatch, wakeup):
     settings.JOBS = {**settings.JOBS, "BATCH": 10}
     monkeypatch.setattr(clock, "LONGEST_TICK", 0.0)
     monkeypatch.setattr(clock, "DUE_BATCHES", 1)
@@ -130,7 +130,7 @@ def test_what_comes_due_later_does_not_wait_behind_a_mass(settings, monkeypatch,
     assert Job.objects.filter(state="scheduled").count() == 71
 
 
-def test_a_backlog_gives_way_after_a_while(settings, monkeypatch, bell):
+def test_a_backlog_gives_way_after_a_while(settings, monkeypatch, wakeup):
     """Rescue is not the clock's, but expiry is, and the poll."""
     settings.JOBS = {**settings.JOBS, "BATCH": 20}
     monkeypatch.setattr(clock, "LONGEST_TICK", 0.0)
@@ -144,7 +144,7 @@ def test_a_backlog_gives_way_after_a_while(settings, monkeypatch, bell):
 
 @pytest.mark.database
 @pytest.mark.parametrize("milliseconds", [0, 1, 999])
-def test_a_time_at_a_whole_second_has_come_like_every_other(bell, milliseconds):
+def test_a_time_at_a_whole_second_has_come_like_every_other(wakeup, milliseconds):
     """SQLite compares moments as texts: ``14.000`` and ``14`` are not the same one."""
     at = (ago(2) if milliseconds else ago(0)).replace(microsecond=1000 * milliseconds)
     make("scheduled", run_at=at)
@@ -165,7 +165,7 @@ def test_an_expired_job_is_cancelled_whether_it_was_due_or_not():
 
 
 @pytest.mark.parametrize("wrong", MALFORMED, ids=str)
-def test_a_row_that_somebody_edited_keeps_no_other_from_coming_due(bell, wrong):
+def test_a_row_that_somebody_edited_keeps_no_other_from_coming_due(wakeup, wrong):
     bad, *_ = (make("scheduled", age=number) for number in (3, 2, 1))
     Job.objects.filter(pk=bad.pk).update(**wrong)
     assert clock.tick()["due"] == 3
@@ -174,7 +174,7 @@ def test_a_row_that_somebody_edited_keeps_no_other_from_coming_due(bell, wrong):
 
 @pytest.mark.database
 @pytest.mark.timeout(20)
-def test_rows_that_another_session_has_locked_hold_up_no_other(side, settings, bell):
+def test_rows_that_another_session_has_locked_hold_up_no_other(side, settings, wakeup):
     if connection.vendor == "sqlite":
         pytest.skip("one writer at a time")
     settings.JOBS = {**settings.JOBS, "BATCH": 7}
@@ -198,18 +198,18 @@ def test_rows_that_another_session_has_locked_hold_up_no_other(side, settings, b
 
 
 @pytest.mark.database
-def test_a_poll_wakes_a_process_for_what_no_ring_told_of(bell):
-    board.queues = ["mail"]
+def test_a_poll_wakes_a_process_for_what_no_ring_told_of(wakeup):
+    worker_state.queues = ["mail"]
     make("ready")
     make("scheduled", queue="mail", age=-60)
     clock.tick()
-    assert not bell.wait(0), "of another queue, and not due"
+    assert not wakeup.wait(0), "of another queue, and not due"
     make("ready", queue="mail")
     clock.tick()
-    assert bell.wait(0)
+    assert wakeup.wait(0)
     Pause.objects.create(queue="mail")
     clock.tick()
-    assert not bell.wait(0), "paused"
+    assert not wakeup.wait(0), "paused"
 
 
 # Rescue
@@ -278,7 +278,7 @@ def test_a_node_whose_beat_stands_still_is_buried_and_its_jobs_go_back(side, set
     watch = rescue.Rescue(side)
     began = time.monotonic()
     while not (done := watch.run_once()).get("nodes"):
-        heartbeats.beat(side, alive.pk)
+        heartbeats.send(side, alive.pk)
         assert time.monotonic() - began < 30
         time.sleep(0.05)
     assert time.monotonic() - began >= 0.3
@@ -287,7 +287,7 @@ def test_a_node_whose_beat_stands_still_is_buried_and_its_jobs_go_back(side, set
     assert (row.state, row.node_losses, row.crashes) == ("ready", 1, 0)
     assert row.errors[0]["type"] == "NodeLost"
     assert Node.objects.get(pk=alive.pk).dead_at is None
-    assert not heartbeats.beat(side, job.node_id), "the dead node notices at its next beat"
+    assert not heartbeats.send(side, job.node_id), "the dead node notices at its next beat"
 
 
 def test_a_rescuer_that_comes_second_leaves_the_next_run_alone(monkeypatch):
@@ -364,7 +364,7 @@ def test_a_rescuer_that_cannot_write_calls_nobody_dead(side, settings):
         time.sleep(0.05)
     began = time.monotonic()
     while not watch.run_once()["nodes"]:
-        heartbeats.beat(side, own.pk)
+        heartbeats.send(side, own.pk)
         time.sleep(0.05)
         assert time.monotonic() - began < 30
     assert time.monotonic() - began >= 0.3, "the other one gets the full time again"
@@ -380,7 +380,7 @@ def test_a_node_that_beats_again_while_another_is_buried_lives(side, settings, m
 
     def bury_at_last(node_id):
         for node in nodes:
-            heartbeats.beat(side, node.pk)
+            heartbeats.send(side, node.pk)
         return bury(node_id)
 
     monkeypatch.setattr(rescue, "bury", bury_at_last)
@@ -405,7 +405,7 @@ def batch() -> list[Job]:
 
 @pytest.mark.database
 def test_of_a_dead_machines_claim_only_what_may_have_been_begun_counts():
-    """The rows run in their order, and each is settled before the next one begins."""
+    """The rows run in their order, and each is finished before the next one begins."""
     done, begun, *waiting = batch()
     assert completion.succeed(done, None, 0.0)
     transitions.bury(done.node_id, "default")
@@ -429,15 +429,15 @@ def test_a_rescuer_that_comes_in_between_counts_nobody_else(monkeypatch):
     """Two look at the same dead claim, or one is killed in the middle: the row that counts goes back last."""
     begun, *waiting = batch()
     transitions.bury(begun.node_id, "default")
-    settle, looks = transitions.settle_running, []
+    finish, looks = transitions.finish_running, []
 
     def settle_and_look(*args, **where):
         if not looks:
             looks.append(True)
             rescue.rescue_all("default")
-        return settle(*args, **where)
+        return finish(*args, **where)
 
-    monkeypatch.setattr(transitions, "settle_running", settle_and_look)
+    monkeypatch.setattr(transitions, "finish_running", settle_and_look)
     rescue.rescue_all("default")
     assert states(begun, *waiting) == [("ready", 0, 1), *[("ready", 0, 0)] * 4]
 
@@ -480,14 +480,14 @@ def test_looks_at_what_runs_are_seldom_where_they_are_slow(own, side, monkeypatc
 
 def test_of_a_claim_whose_answer_was_lost_one_row_counts(own):
     rows = batch()
-    Job.objects.update(node=board.node)
+    Job.objects.update(node=worker_state.node)
     assert [own.hand_back_orphans() for _ in range(3)] == [0, 0, 5]
     assert states(*rows) == [("ready", 0, 1), *[("ready", 0, 0)] * 4]
 
 
 def test_an_idle_tick_costs_a_fixed_number_of_statements(side):
     """None per job: the same with 3 and with 300 jobs that wait or ended."""
-    board.queues = ["celery"]
+    worker_state.queues = ["celery"]
     counts = []
     for size in (3, 300):
         tasks.noop.delay_many([(n,) for n in range(size)], countdown=3600)
@@ -537,19 +537,19 @@ def test_rows_of_other_nodes_are_none_of_ours(own):
 def test_a_row_that_a_process_has_stays(own, as_batch):
     """In hand, or waiting behind another one of its claim."""
     [job] = claimed()
-    slot = board.take()
+    slot = worker_state.take()
     token = job.token + 1 if as_batch else job.token
     slot.name(uuid.uuid4() if as_batch else job.pk, job.lease, token, job.token, None, None, b"{}")
     for _ in range(5):
         assert own.hand_back_orphans() == 0
-    assert own.settle_dead() == 0
+    assert own.finish_dead() == 0
     assert states(job) == [("running", 0, 0)]
 
 
 def test_a_row_is_no_orphan_while_a_process_claims(own):
-    """It has the row from the database, and has not yet said which job it runs; its claim is on the board before."""
+    """It has the row from the database, and has not yet said which job it runs; its claim is on the worker state before."""
     [job] = claimed()
-    slot = board.take()
+    slot = worker_state.take()
     slot.rest(BUSY, job.token)
     for _ in range(5):
         assert own.hand_back_orphans() == 0
@@ -557,49 +557,49 @@ def test_a_row_is_no_orphan_while_a_process_claims(own):
     assert [own.hand_back_orphans() for _ in range(3)] == [0, 0, 1]
 
 
-def test_a_process_that_died_in_a_body_counts_for_this_job_alone(own, bell, monkeypatch):
-    monkeypatch.setattr(rescue, "bell", bell)
+def test_a_process_that_died_in_a_body_counts_for_this_job_alone(own, wakeup, monkeypatch):
+    monkeypatch.setattr(rescue, "wakeup", wakeup)
     begun, waiting, other = claimed(3)
     Job.objects.filter(pk=waiting.pk).update(token=begun.token)
-    die_with(board, begun, batch=begun.token)
-    assert own.settle_dead() == 2
+    die_with(worker_state, begun, batch=begun.token)
+    assert own.finish_dead() == 2
     assert states(begun, waiting, other) == [("ready", 1, 0), ("ready", 0, 0), ("running", 0, 0)]
     assert begun.errors[0]["type"] == "WorkerLostError"
     assert waiting.errors == []
-    assert bell.wait(0), "somebody else is to take them"
-    assert board.occupied() == []
+    assert wakeup.wait(0), "somebody else is to take them"
+    assert worker_state.occupied() == []
 
 
 def test_a_process_that_died_beside_a_body_is_no_crash(own):
-    """In the claim, the settle, or the COMMIT."""
+    """In the claim, the finish, or the COMMIT."""
     [job] = claimed()
-    die_with(board, job, phase=NAMED)
-    assert own.settle_dead() == 1
+    die_with(worker_state, job, phase=NAMED)
+    assert own.finish_dead() == 1
     assert states(job) == [("ready", 0, 1)]
 
 
 def test_a_process_that_died_with_nothing_in_hand_leaves_its_slot(own):
     [job] = claimed()
-    die_with(board, job, phase=BUSY)
-    assert own.settle_dead() == 0
-    assert board.occupied() == []
+    die_with(worker_state, job, phase=BUSY)
+    assert own.finish_dead() == 0
+    assert worker_state.occupied() == []
     assert states(job) == [("running", 0, 0)], "two beats give it back"
 
 
 def test_a_death_that_the_node_has_announced_is_none_of_the_jobs_doing(own):
     timed_out, revoked = claimed(2)
-    own.expect_end(die_with(board, timed_out), "TimeLimitExceeded", "TimeLimitExceeded(2)")
-    own.expect_end(die_with(board, revoked), "Revoked", "by hand")
-    assert own.settle_dead() == 2
+    own.expect_end(die_with(worker_state, timed_out), "TimeLimitExceeded", "TimeLimitExceeded(2)")
+    own.expect_end(die_with(worker_state, revoked), "Revoked", "by hand")
+    assert own.finish_dead() == 2
     assert states(timed_out, revoked) == [("failed", 0, 0), ("cancelled", 0, 0)]
     assert (timed_out.error["type"], revoked.error["type"]) == ("TimeLimitExceeded", "Revoked")
 
 
 def test_processes_that_end_with_their_worker_count_nowhere(own):
     [job] = claimed()
-    board.note_stop()
-    die_with(board, job)
-    assert own.settle_dead() == 1
+    worker_state.note_stop()
+    die_with(worker_state, job)
+    assert own.finish_dead() == 1
     assert states(job) == [("ready", 0, 0)]
 
 
@@ -608,18 +608,18 @@ def test_a_process_whose_main_process_is_gone_was_lost_with_it(node):
         os._exit(0)
     os.waitpid(main, 0)
     [job] = claimed()
-    die_with(board, job)
-    assert rescue.OwnJobs(main).settle_dead() == 1
+    die_with(worker_state, job)
+    assert rescue.OwnJobs(main).finish_dead() == 1
     assert states(job) == [("ready", 0, 1)]
 
 
 def test_a_dead_run_whose_job_was_given_to_another_changes_nothing(own):
     [job] = claimed()
-    die_with(board, job)
+    die_with(worker_state, job)
     Job.objects.filter(pk=job.pk).update(lease=2, token=9)
-    assert own.settle_dead() == 0
+    assert own.finish_dead() == 0
     assert states(job) == [("running", 0, 0)]
-    assert board.occupied() == [], "there is nothing to settle any more"
+    assert worker_state.occupied() == [], "there is nothing to finish any more"
 
 
 @pytest.mark.database
@@ -628,37 +628,37 @@ def test_a_dead_run_whose_row_is_locked_is_settled_later(own):
     if connection.vendor != "postgresql":
         pytest.skip("one writer at a time")
     [job] = claimed()
-    slot = die_with(board, job)
+    slot = die_with(worker_state, job)
     with open_transaction(lambda: Job.objects.select_for_update().get(pk=job.pk)):
-        assert own.settle_dead() == 0
-        assert board.occupied() == [slot]
-    assert own.settle_dead() == 1
-    assert board.occupied() == []
+        assert own.finish_dead() == 0
+        assert worker_state.occupied() == [slot]
+    assert own.finish_dead() == 1
+    assert worker_state.occupied() == []
 
 
-def test_what_waits_behind_a_long_body_goes_back(own, bell, monkeypatch):
-    monkeypatch.setattr(rescue, "bell", bell)
+def test_what_waits_behind_a_long_body_goes_back(own, wakeup, monkeypatch):
+    monkeypatch.setattr(rescue, "wakeup", wakeup)
     begun, waiting = claimed(2)
     Job.objects.filter(pk=waiting.pk).update(token=begun.token)
-    slot = board.take()
+    slot = worker_state.take()
     slot.name(begun.pk, begun.lease, begun.token, begun.token, None, None, b"{}")
     assert own.hand_back_waiting() == 0, "it is not long yet"
-    assert not bell.wait(0)
-    monkeypatch.setattr("jobs.lifecycle.board.LONG", -1.0)
+    assert not wakeup.wait(0)
+    monkeypatch.setattr("jobs.lifecycle.worker_state.LONG", -1.0)
     slot.enter(BODY)
     assert own.hand_back_waiting() == 1
     assert states(begun, waiting) == [("running", 0, 0), ("ready", 0, 0)]
-    assert bell.wait(0)
+    assert wakeup.wait(0)
     assert LONG == 2.0
 
 
 def test_what_waits_behind_a_long_body_is_given_back_once(own, monkeypatch):
-    """The body may take an hour, and the companion looks five times a second. What failed is tried again."""
+    """The body may take an hour, and the supervisor looks five times a second. What failed is tried again."""
     begun, waiting = claimed(2)
     Job.objects.filter(pk=waiting.pk).update(token=begun.token)
-    slot = board.take()
+    slot = worker_state.take()
     slot.name(begun.pk, begun.lease, begun.token, begun.token, None, None, b"{}")
-    monkeypatch.setattr("jobs.lifecycle.board.LONG", -1.0)
+    monkeypatch.setattr("jobs.lifecycle.worker_state.LONG", -1.0)
     real, asked = transitions.hand_back_claim, []
 
     def refused(*args):
@@ -678,8 +678,8 @@ def test_what_waits_behind_a_long_body_is_given_back_once(own, monkeypatch):
 
 def test_who_was_in_time_when_the_board_was_read_keeps_its_jobs(own, monkeypatch):
     """It may have begun the next one by now, under the claim's token, while the rows of another were given back."""
-    monkeypatch.setattr("jobs.lifecycle.board.LONG", 0.1)
-    long, young = board.take(), board.take()
+    monkeypatch.setattr("jobs.lifecycle.worker_state.LONG", 0.1)
+    long, young = worker_state.take(), worker_state.take()
     long.name(uuid.uuid4(), 1, 1, 1, None, None, b"{}")
     time.sleep(0.11)
     young.name(uuid.uuid4(), 1, 2, 2, None, None, b"{}")
@@ -712,7 +712,7 @@ def test_the_jobs_of_a_node_that_a_database_has_forgotten_go_back(second, side, 
     watch, began, nodes = rescue.Rescue(side), time.monotonic(), 0
     rows = Job.objects.using(second)
     while rows.get(pk=job.pk).state == "running":
-        heartbeats.beat(side, living.pk)
+        heartbeats.send(side, living.pk)
         nodes += watch.run_once()["nodes"]
         time.sleep(0.05)
         assert time.monotonic() - began < 30
@@ -740,11 +740,11 @@ def test_a_second_database_that_is_away_keeps_nobody_from_being_rescued(second, 
     wait_for(lambda: watch.run_once()["nodes"], 5, "it is dead", step=0.05)
     job.refresh_from_db()
     assert (job.state, job.node_losses) == ("ready", 1)
-    board.node = Node.objects.create(hostname="here", pid=1).pk
+    worker_state.node = Node.objects.create(hostname="here", pid=1).pk
     crashed, _ = claimed(2)
     own = rescue.OwnJobs(os.getpid())
-    die_with(board, crashed, phase=BODY)
-    assert own.settle_dead() == 1
+    die_with(worker_state, crashed, phase=BODY)
+    assert own.finish_dead() == 1
     assert [own.hand_back_orphans() for _ in range(3)] == [0, 0, 1]
     assert not Job.objects.filter(state="running").exists()
-    assert len(board.occupied()) == 1, "perhaps its job is in the other database"
+    assert len(worker_state.occupied()) == 1, "perhaps its job is in the other database"

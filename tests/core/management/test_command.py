@@ -32,7 +32,7 @@ from jobs.store import heartbeats, identity
 from jobs.store.databases import SideDatabase
 from tests.helpers.harness import ROOT, claim, environment
 from tests.helpers.plans import analyze, asked_by, numbers, plan
-from tests.helpers.rows import ERROR, let_beat, make, make_node
+from tests.helpers.rows import ERROR, let_heartbeat, make, make_node
 from tests.helpers.servers import die_with_parent, wait_for
 from tests.helpers.terminal import OBEYED
 
@@ -109,11 +109,11 @@ def test_status_says_when_a_queue_stands_still():
     make("ready", queue="slow", age=300)
     make("ready", queue="mail", age=0)
     assert "no worker is alive, and the oldest ready job has waited 5.0 min" in run("status")
-    let_beat(make_node(queues=["other"]))
+    let_heartbeat(make_node(queues=["other"]))
     assert "slow: the oldest ready job has waited 5.0 min, and no worker consumes its queue" in run("status")
     nodes = [make_node(queues=["slow", "mail"]) for _ in range(2)]
     for node in nodes:
-        let_beat(node)
+        let_heartbeat(node)
     text = run("status")
     assert "slow: the oldest ready job has waited 5.0 min although 2 workers consume its queue, and none of" in text
     assert "mail: " not in text
@@ -129,8 +129,8 @@ def test_status_tells_workers_that_beat_from_those_that_fell_silent():
     make_node(dead_at=timezone.now())
     make_node(dead_at=timezone.now(), signed_off=True)
     make_node(dead_at=timezone.now() - datetime.timedelta(days=2))
-    let_beat(beating)
-    let_beat(silent, 60.0)
+    let_heartbeat(beating)
+    let_heartbeat(silent, 60.0)
     found = json.loads(run("status", "--json"))
     seen = {node["id"]: node for node in found["nodes"]}
     assert (seen[str(beating.pk)]["alive"], seen[str(silent.pk)]["alive"]) == (True, False)
@@ -408,7 +408,7 @@ def test_rescue_once_watches_and_gives_back_the_jobs_of_the_dead_only():
 
     def beat_on() -> None:
         while not stop.wait(0.2):
-            heartbeats.beat(side, alive.pk)
+            heartbeats.send(side, alive.pk)
 
     thread = threading.Thread(target=beat_on)
     thread.start()

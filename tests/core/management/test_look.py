@@ -14,7 +14,7 @@ from jobs import __version__
 from jobs.models import Job
 from tests import tasks
 from tests.helpers.harness import Worker, wait_ended
-from tests.helpers.rows import ERROR, let_beat, make, make_node
+from tests.helpers.rows import ERROR, let_heartbeat, make, make_node
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -51,7 +51,7 @@ def test_a_table_is_for_people_on_a_terminal_and_plain_in_a_pipe(verb, monkeypat
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("COLUMNS", "200")
     job = make("running", task="[red]shop.mail[/red]")
-    let_beat(job.node)
+    let_heartbeat(job.node)
     looks = {}
     for name, out, options in (("terminal", Terminal(), {}), ("plain", Terminal(), {"no_color": True})):
         call_command("jobs", verb, stdout=out, **({"force_color": True} if name == "terminal" else options))
@@ -104,6 +104,6 @@ def test_nodes_that_are_silent():
     with pytest.raises(CommandError, match="No worker is alive"):
         call_command("jobs", "nodes", stdout=out)
     assert "(silent)" in out.getvalue()
-    let_beat(node)
+    let_heartbeat(node)
     run("nodes")
     assert not Job.objects.exists()

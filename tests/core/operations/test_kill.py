@@ -17,7 +17,7 @@ from django.urls import reverse
 
 from jobs.inspection import why
 from jobs.lifecycle import transitions
-from jobs.lifecycle.board import is_alive
+from jobs.lifecycle.worker_state import is_alive
 from jobs.models import Action, Job, Node
 from jobs.operations import kill
 from jobs.store import databases, postgresql, worker_orders

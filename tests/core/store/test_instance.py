@@ -294,5 +294,5 @@ def test_a_worker_whose_database_becomes_a_copy_stops():
         transitions.bury(worker.node.pk, "default")
         assert worker.process.wait(60) is not None
         assert (
-            "the companion is gone, this worker stops: the database 'default' is marked as 'another'" in worker.text()
+            "the supervisor is gone, this worker stops: the database 'default' is marked as 'another'" in worker.text()
         )

@@ -9,7 +9,7 @@ from django.db import IntegrityError, OperationalError, connection, transaction
 from django.utils import timezone
 
 from jobs import extensions, store
-from jobs.lifecycle.board import board
+from jobs.lifecycle.worker_state import worker_state
 from jobs.maintenance import clock, rescue
 from jobs.models import Job, Marker, Node
 from jobs.store import databases, mysql
@@ -36,10 +36,10 @@ def test_two_jobs_of_a_key_cannot_wait_and_two_that_ended_may_have_it():
 
 
 def test_two_runs_of_a_limit_cannot_have_the_same_place():
-    make("running", limit_key="a", limit_place=0)
+    make("running", limit_key="a", limit_slot=0)
     make("ready", limit_key="a")
-    with pytest.raises(IntegrityError, match="jobs_job_place"), transaction.atomic():
-        make("running", limit_key="a", limit_place=0)
+    with pytest.raises(IntegrityError, match="jobs_job_limit_slot"), transaction.atomic():
+        make("running", limit_key="a", limit_slot=0)
 
 
 def test_keys_are_compared_letter_by_letter():
@@ -76,7 +76,7 @@ def test_what_is_asked_all_the_time_reads_few_rows_however_many_wait(monkeypatch
             )
     analyze("jobs_job")
     node, at = Node.objects.create(hostname="here", pid=1), store.of("default")
-    monkeypatch.setattr(board, "queues", ["celery"])
+    monkeypatch.setattr(worker_state, "queues", ["celery"])
     hot = {
         "claim": lambda: at.claim(Claim("celery", node.pk, 10, 1)),
         "look": lambda: at.look(["celery"], extensions.merged("looks").values()),

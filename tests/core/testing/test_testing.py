@@ -24,7 +24,7 @@ from django.utils import timezone
 
 from jobs import Busy, Cancel, Snooze, guard, lock, once
 from jobs.lifecycle import queues
-from jobs.lifecycle.board import board
+from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job, Lock, Marker, Node, StoredResult
 from jobs.store import databases
 from jobs.testing import assert_enqueued, assert_not_enqueued, capture_jobs, run_jobs
@@ -327,13 +327,13 @@ def test_it_belongs_outside_of_transactions(case):
 
 
 def test_it_leaves_no_trace(case):
-    node, slots = board.node, len(board.occupied())
+    node, slots = worker_state.node, len(worker_state.occupied())
     pays.delay(1)
     says_how_far_it_is.delay()
     breaks.delay("broken")
     with pytest.raises(LookupError):
         run_jobs()
-    assert (board.node, len(board.occupied())) == (node, slots)
+    assert (worker_state.node, len(worker_state.occupied())) == (node, slots)
     assert not Node.objects.exists()
 
 

@@ -13,7 +13,16 @@ from django.db import connection
 
 from jobs.models import Job
 from tests import tasks
-from tests.helpers.harness import ROOT, Worker, effects, environment, wait_beats, wait_ended, wait_reached, wait_state
+from tests.helpers.harness import (
+    ROOT,
+    Worker,
+    effects,
+    environment,
+    wait_ended,
+    wait_heartbeats,
+    wait_reached,
+    wait_state,
+)
 from tests.helpers.servers import RabbitMQ, Redis, wait_for
 from tests.models import Effect
 
@@ -196,7 +205,7 @@ def test_a_child_paused_at_the_commit_is_not_disturbed(tmp_path):
     with Worker(concurrency=1, sync="before_commit=pause") as worker:
         result = tasks.effect.delay("a")
         wait_reached(worker.directory, "before_commit")
-        wait_beats(worker.node.pk)
+        wait_heartbeats(worker.node.pk)
         wait_state(result.id, "running")
         (worker.directory / "before_commit.go").touch()
         [job] = wait_ended(result.id)

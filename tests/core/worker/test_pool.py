@@ -12,7 +12,7 @@ import time
 import pytest
 from celery import current_app, shared_task
 
-from jobs.lifecycle.board import board
+from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job
 from jobs.worker.pool import TaskPool
 from tests import tasks
@@ -229,7 +229,7 @@ def test_a_stock_task_goes_to_the_process_that_is_not_in_a_body(broker, bodies):
 @shared_task(atomic=False)
 def holds_others_up(key, started, gate):
     """Short, but for one that has others behind it in its claim."""
-    if any(slot.batch for slot in board.occupied() if slot.pid == os.getpid()) and once_only(started):
+    if any(slot.batch for slot in worker_state.occupied() if slot.pid == os.getpid()) and once_only(started):
         wait_for_file(gate)
     Effect.objects.create(key=key, pid=os.getpid())
 

@@ -14,7 +14,7 @@ from django.db import connection
 from jobs.models import Job, Node
 from tests import tasks
 from tests.faults.strike import Strike
-from tests.helpers.harness import Worker, effects, in_body, wait_beats, wait_ended, wait_state
+from tests.helpers.harness import Worker, effects, in_body, wait_ended, wait_heartbeats, wait_state
 from tests.helpers.servers import wait_for
 from tests.models import Effect
 
@@ -51,7 +51,7 @@ def test_whole_worker_killed_in_mid_task_a_second_worker_takes_over(tmp_path):
 def takes_its_node_down(key, poison=False):
     Effect.objects.create(key=key, pid=os.getpid())
     if poison:
-        # The worker and its companion, as when the machine has no memory left.
+        # The worker and its supervisor, as when the machine has no memory left.
         os.killpg(0, signal.SIGKILL)
 
 
@@ -78,14 +78,14 @@ def test_a_job_that_takes_its_node_down_fails_no_innocent_one(settings):
 
 @pytest.mark.core
 def test_a_killed_main_process_counts_for_what_was_begun(tmp_path):
-    """The companion outlives it for a moment, and knows from the board what that is."""
+    """The supervisor outlives it for a moment, and knows from the worker state what that is."""
     struck = Strike(tmp_path, "middle", "body", "wait")
     jobs = tasks.effect.delay_many([(str(number),) for number in range(300)])
     with Worker(concurrency=1, **struck.env) as worker:
         struck.wait()
         os.kill(worker.process.pid, signal.SIGKILL)
         running = Job.objects.filter(state="running")
-        wait_for(lambda: not running.exists(), 20, "the companion gave back what the worker had")
+        wait_for(lambda: not running.exists(), 20, "the supervisor gave back what the worker had")
     assert set(Job.objects.exclude(node_losses=0).values_list("pk", "node_losses")) == {(uuid.UUID(struck.job), 1)}
     assert Job.objects.filter(pk__in=struck.behind, state="ready").count() == len(struck.behind)
     assert len(jobs) == 300
@@ -99,7 +99,7 @@ def test_a_main_process_that_is_killed_between_two_bodies_counts_for_nobody(tmp_
         struck.wait()
         os.kill(worker.process.pid, signal.SIGKILL)
         running = Job.objects.filter(state="running")
-        wait_for(lambda: not running.exists(), 20, "the companion gave back what the worker had")
+        wait_for(lambda: not running.exists(), 20, "the supervisor gave back what the worker had")
     assert not Job.objects.exclude(node_losses=0).exists()
 
 
@@ -112,7 +112,7 @@ def with_pool(pool):
 @pytest.mark.core
 @pytest.mark.parametrize("most", [1, 2])
 def test_a_small_pool_of_connections_is_enough_to_give_jobs_back(tmp_path, most):
-    """Django's own pool, of one for each process. The companion's threads take turns at it."""
+    """Django's own pool, of one for each process. The supervisor's threads take turns at it."""
     if connection.vendor != "postgresql":
         pytest.skip("PostgreSQL only")
     pool = {"min_size": 1, "max_size": most, "timeout": 5}
@@ -129,7 +129,7 @@ def test_a_small_pool_of_connections_is_enough_to_give_jobs_back(tmp_path, most)
 @pytest.mark.core
 @pytest.mark.parametrize("pool", [None, {"min_size": 1, "max_size": 2, "timeout": 5}], ids=["kept", "pool"])
 def test_a_worker_needs_no_more_connections_than_the_documentation_says(pool):
-    """For each process that runs jobs one; for the companion as docs/howto/databases.md counts them."""
+    """For each process that runs jobs one; for the supervisor as docs/howto/databases.md counts them."""
     if connection.vendor != "postgresql":
         pytest.skip("PostgreSQL only")
 
@@ -143,7 +143,7 @@ def test_a_worker_needs_no_more_connections_than_the_documentation_says(pool):
         most = 0
         for _ in range(3):
             wait_ended(*(job.id for job in tasks.effect.delay_many([(n,) for n in range(200)])))
-            wait_beats(worker.node.pk)
+            wait_heartbeats(worker.node.pk)
             most = max(most, sessions() - before)
     # The main process has two for jobs://, and this test one to look at beats. With a pool each process has one.
     assert most <= 2 + 1 + (2 * 1 + 8 if pool is None else 2 * 2 + 4)
@@ -164,7 +164,7 @@ def test_whole_worker_killed_and_restarted(tmp_path):
 
 @pytest.mark.slow
 def test_main_process_killed_alone(tmp_path):
-    """The companion outlives it for a moment, and gives the job back without waiting for the heartbeat."""
+    """The supervisor outlives it for a moment, and gives the job back without waiting for the heartbeat."""
     started, gate = tmp_path / "started", tmp_path / "gate"
     with Worker(concurrency=1) as first:
         job = tasks.gated.delay("a", str(started), str(gate))
@@ -236,20 +236,20 @@ def test_hard_time_limit_fails_the_job():
     assert effects() == {"after": 1}
 
 
-def test_the_companion_is_started_again_when_it_dies_alone(tmp_path):
+def test_the_supervisor_is_started_again_when_it_dies_alone(tmp_path):
     with Worker(concurrency=1) as worker:
         before = set(worker.pids())
-        companions = [pid for pid in before if _is_companion(pid, worker)]
-        assert len(companions) == 1
-        os.kill(companions[0], signal.SIGKILL)
+        supervisors = [pid for pid in before if _is_supervisor(pid, worker)]
+        assert len(supervisors) == 1
+        os.kill(supervisors[0], signal.SIGKILL)
         wait_for(lambda: "died and is started again" in worker.text(), 10, "restart")
         future = tasks.effect.apply_async(("a",), countdown=0.3)
         wait_ended(future.id)
     assert effects() == {"a": 1}
 
 
-def _is_companion(pid: int, worker: Worker) -> bool:
-    """The grandchild: its parent is the supervisor, not the worker's main process."""
+def _is_supervisor(pid: int, worker: Worker) -> bool:
+    """The grandchild: its parent is the watchdog, not the worker's main process."""
     with open(f"/proc/{pid}/stat") as stat:
         parent = int(stat.read().rpartition(")")[2].split()[1])
     return parent not in (worker.process.pid, os.getpid()) and pid != worker.process.pid
@@ -264,13 +264,13 @@ def test_warm_shutdown_lets_a_long_body_finish_and_nobody_rescues_it(tmp_path):
         owner = Job.objects.get(pk=job.id).node_id
         if first.node.pk != owner:
             first = second
-        # The companion gets it as well, as from a shell or from systemd, and ignores it.
+        # The supervisor gets it as well, as from a shell or from systemd, and ignores it.
         for pid in first.pids():
             if pid != body:
                 os.kill(pid, signal.SIGTERM)
         wait_for(lambda: "Warm shutdown" in first.text(), 10, "warm shutdown")
-        # The companion beats on, so nobody calls the node dead.
-        wait_beats(owner)
+        # The supervisor beats on, so nobody calls the node dead.
+        wait_heartbeats(owner)
         assert Job.objects.get(pk=job.id).state == "running"
         gate.touch()
         [row] = wait_ended(job.id)

@@ -53,7 +53,7 @@ def test_what_was_claimed_and_not_begun_is_given_back(on, broker, pool, how):
         wait_for(lambda: len(effects()) > 20, 20, "it is in the middle of it")
         first.main.signal(signal.SIGTERM if how == "warm" else signal.SIGQUIT)
         first.process.wait(20)
-        # The companion ends after the main process, where it had to wait for it.
+        # The supervisor ends after the main process, where it had to wait for it.
         wait_for(lambda: Node.objects.get(pk=first.node.pk).signed_off, 10, "it signed off")
         assert not Job.objects.filter(state="running").exists()
         assert Job.objects.filter(state="ready").exists(), "there is something left to do"

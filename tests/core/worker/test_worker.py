@@ -181,7 +181,7 @@ def test_a_worker_whose_main_process_is_killed_did_not_stop_in_good_order():
     with Worker() as worker:
         node = Node.objects.get(dead_at=None)
         os.kill(worker.process.pid, signal.SIGKILL)
-        wait_for(lambda: Node.objects.get(pk=node.pk).dead_at, 20, "its companion declares it dead")
+        wait_for(lambda: Node.objects.get(pk=node.pk).dead_at, 20, "its supervisor declares it dead")
         assert not Node.objects.get(pk=node.pk).signed_off
 
 
@@ -203,7 +203,7 @@ time.sleep(600)
 
 
 def test_a_server_dies_with_the_process_that_started_it(redis_server):
-    from jobs.lifecycle.board import is_alive
+    from jobs.lifecycle.worker_state import is_alive
 
     starter = subprocess.Popen([sys.executable, "-c", STARTER], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert starter.stdout is not None

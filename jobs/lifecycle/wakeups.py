@@ -16,12 +16,12 @@ from django.db import Error, connections
 
 from jobs import store
 from jobs.conf.logs import logger
-from jobs.lifecycle.board import board
+from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job
 from jobs.store import databases
 
 #: PostgreSQL's channel; the payload is the queue's name.
-CHANNEL = "jobs_ring"
+CHANNEL = "jobs_wakeup"
 
 #: The channel for those who wait for results; the payload is the id that Celery knows the job by.
 ENDED = "jobs_ended"
@@ -35,44 +35,44 @@ WAITS, ANSWERS = "?", 3.0
 BURST, PAUSE = 5, 0.02
 
 #: When each would be silent again if it rang no more: the generic cell rate algorithm (GCRA).
-_rung: dict[tuple[str, str], float] = {}
+_notified: dict[tuple[str, str], float] = {}
 
 
-def ring(using: str, queues: Iterable[str]) -> None:
+def notify(using: str, queues: Iterable[str]) -> None:
     """Tell the workers. Call it after the commit; it never raises, and costs nothing where nobody listens."""
     if not store.of(using).has_notify:
         return
     now = time.monotonic()
-    due = [queue for queue in queues if _rung.get((using, queue), now) - now <= (BURST - 1) * PAUSE]
+    due = [queue for queue in queues if _notified.get((using, queue), now) - now <= (BURST - 1) * PAUSE]
     if not due:
         return
-    if len(_rung) > 1000:
-        _rung.clear()
-    _rung.update(((using, queue), max(now, _rung.get((using, queue), now)) + PAUSE) for queue in due)
-    _notify(using, CHANNEL, due)
+    if len(_notified) > 1000:
+        _notified.clear()
+    _notified.update(((using, queue), max(now, _notified.get((using, queue), now)) + PAUSE) for queue in due)
+    _send(using, CHANNEL, due)
 
 
 def answer(job: Job, using: str) -> None:
     """Tell those who wait for results that a job has ended. Call it after the commit; it never raises."""
-    if board.answers_until > time.monotonic() and store.of(using).has_notify:
-        _notify(using, ENDED, [job.task_id])
+    if worker_state.answers_until > time.monotonic() and store.of(using).has_notify:
+        _send(using, ENDED, [job.task_id])
 
 
-def _notify(using: str, channel: str, payloads: list[str]) -> None:
+def _send(using: str, channel: str, payloads: list[str]) -> None:
     try:
         store.of(using).notify(channel, payloads)
     except Error:
-        logger.debug("a ring was lost", exc_info=True, extra={"action": "ring_lost"})
+        logger.debug("a ring was lost", exc_info=True, extra={"action": "notify_lost"})
         if not connections[using].in_atomic_block:
             databases.drop(using)
 
 
-class Ear(ExitStack):
+class Listener(ExitStack):
     """Sleeps until one of some jobs may have ended: LISTEN on a connection of its own, where that is to be had."""
 
     def __init__(self, alias: str) -> None:
         super().__init__()
-        self._alias, self._rang = alias, 0.0
+        self._alias, self._asked = alias, 0.0
         self._raw: Any = None
 
     def sleep(self, seconds: float, ids: Container[str]) -> None:
@@ -90,16 +90,16 @@ class Ear(ExitStack):
         if self._raw is None:
             connection: Any = self.enter_context(databases.apart(self._alias))
             connection.ensure_connection()
-            self._raw, self._rang = connection.connection, 0.0
+            self._raw, self._asked = connection.connection, 0.0
         with connections[self._alias].wrap_database_errors:
-            if time.monotonic() - self._rang > ANSWERS / 2:
-                self._rang = time.monotonic()
+            if time.monotonic() - self._asked > ANSWERS / 2:
+                self._asked = time.monotonic()
                 self._raw.execute(f"LISTEN {ENDED}")
                 self._raw.execute(f"NOTIFY {CHANNEL}, '{WAITS}'")
             return any(note.payload in ids for note in self._raw.notifies(timeout=seconds, stop_after=1))
 
 
-class Bell:
+class Wakeup:
     """Wakes the processes of this worker that wait for jobs: a pipe that all inherit, with a byte for each to wake."""
 
     def __init__(self) -> None:
@@ -111,25 +111,25 @@ class Bell:
         """To wait for, by ``select`` or ``poll``."""
         return self._reader
 
-    def ring(self) -> None:
+    def send(self) -> None:
         # The pipe is full: enough unread bytes to wake everybody.
         with suppress(BlockingIOError):
             os.write(self._writer, b".")
 
-    def hear(self) -> None:
+    def take(self) -> None:
         """Take one ring, if nobody was faster."""
         with suppress(BlockingIOError):
             os.read(self._reader, 1)
 
     def wait(self, timeout: float) -> bool:
         """Wait for a ring and take it; False: none came within ``timeout`` seconds."""
-        if is_rung := bool(select.select([self._reader], [], [], timeout)[0]):
-            self.hear()
-        return is_rung
+        if is_woken := bool(select.select([self._reader], [], [], timeout)[0]):
+            self.take()
+        return is_woken
 
 
-#: Made before the worker forks, like the board.
-bell = Bell()
+#: Made before the worker forks, like the worker_state.
+wakeup = Wakeup()
 
 
 def hears(alias: str, wait: float = 1.0) -> bool:

@@ -54,7 +54,7 @@ class Outcome:
     error: dict[str, Any] | None = None
 
 
-def settle(run: Run, exc: BaseException, lost: bool = False) -> NoReturn:
+def finish(run: Run, exc: BaseException, lost: bool = False) -> NoReturn:
     """After the rollback: write what the exception means, then tell Celery, by raising it or another one.
 
     Parameters:
@@ -166,7 +166,7 @@ def _retry(run: Run, error: dict[str, Any]) -> bool:
 
 
 def write(run: Run, transition: Callable[[], bool], error: dict[str, Any] | None = None) -> None:
-    """Settle after the rollback, again and again while the database is away.
+    """Finish after the rollback, again and again while the database is away.
 
     What the database will never take is no outage: the job ends ``failed``, with the text of the refusal.
 
@@ -179,7 +179,7 @@ def write(run: Run, transition: Callable[[], bool], error: dict[str, Any] | None
     """
     tries = 0
 
-    def settled() -> bool:
+    def finished() -> bool:
         nonlocal tries
         tries += 1
         try:
@@ -187,25 +187,25 @@ def write(run: Run, transition: Callable[[], bool], error: dict[str, Any] | None
         except (Error, TypeError, ValueError, OverflowError) as exc:
             if isinstance(exc, Error) and not databases.is_refusal(exc):
                 raise
-            log(logging.ERROR, run.job, f"cannot be settled as it wants: {exc}", "settle_refused")
+            log(logging.ERROR, run.job, f"cannot be finished as it wants: {exc}", "finish_refused")
             return transitions.fail(run.job, _entry(run, exc))
         # The first attempt may have been committed, and only its answer got lost.
-        return done or (tries > 1 and error is not None and _was_settled(run, error))
+        return done or (tries > 1 and error is not None and _was_finished(run, error))
 
-    done = persistently(run, settled)
+    done = persistently(run, finished)
     if done is None:
-        log(logging.ERROR, run.job, "could not be settled: no database", "settle_failed")
+        log(logging.ERROR, run.job, "could not be finished: no database", "finish_failed")
         raise NotSettled("the database is away")
     if not done:
         log(logging.WARNING, run.job, "was given to another run", "lost_lease")
         raise LostLease("this run lost its lease")
 
 
-#: What of a row a settle may have changed.
-_SETTLED = columns.named(columns.Part.FINISH)
+#: What of a row a finish may have changed.
+_FINISHED = columns.named(columns.Part.FINISH)
 
 
-def _was_settled(run: Run, error: dict[str, Any]) -> bool:
+def _was_finished(run: Run, error: dict[str, Any]) -> bool:
     """Whether the row has this very error; then the job says the same as the row.
 
     Whoever rescues a job leaves the lease and the token as they are, and an error of its own.
@@ -215,7 +215,7 @@ def _was_settled(run: Run, error: dict[str, Any]) -> bool:
     row = own.first()
     if row is None or (row.own_error or {}).get("at") != error["at"]:
         return False
-    for name in _SETTLED:
+    for name in _FINISHED:
         setattr(job, name, getattr(row, name))
     job.forget_computed()
     return True

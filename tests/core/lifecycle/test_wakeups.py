@@ -13,9 +13,9 @@ from celery import current_app
 from django.db import connection, transaction
 
 from jobs.conf import syncpoints
-from jobs.lifecycle import ring, transitions
-from jobs.lifecycle.board import board
-from jobs.lifecycle.ring import Bell
+from jobs.lifecycle import transitions, wakeups
+from jobs.lifecycle.wakeups import Wakeup
+from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job
 from jobs.store import databases, sessions
 from jobs.worker import listener
@@ -32,7 +32,7 @@ def queue() -> str:
 
 @pytest.fixture(autouse=True)
 def _never_rung():
-    ring._rung.clear()
+    wakeups._notified.clear()
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def heard():
         pytest.skip("nobody rings elsewhere")
     with databases.apart("default") as other:
         other.ensure_connection()
-        other.connection.execute(f"LISTEN {ring.CHANNEL}")
+        other.connection.execute(f"LISTEN {wakeups.CHANNEL}")
         yield lambda: [note.payload for note in other.connection.notifies(timeout=0.1)]
 
 
@@ -71,22 +71,22 @@ def test_a_job_for_later_is_not_told(heard):
 
 def test_a_process_rings_for_a_queue_once_in_a_while(heard, monkeypatch):
     """The listener looks again by itself."""
-    monkeypatch.setattr(ring, "PAUSE", 100.0)
-    for _ in range(ring.BURST + 5):
+    monkeypatch.setattr(wakeups, "PAUSE", 100.0)
+    for _ in range(wakeups.BURST + 5):
         tasks.effect.delay("a")
     tasks.effect.apply_async(("a",), queue="mail")
-    assert sorted(heard()) == sorted([queue()] * ring.BURST + ["mail"])
-    for key in ring._rung:
+    assert sorted(heard()) == sorted([queue()] * wakeups.BURST + ["mail"])
+    for key in wakeups._notified:
         # One pause and a bit has gone by.
-        ring._rung[key] -= 130.0
+        wakeups._notified[key] -= 130.0
     for _ in range(5):
         tasks.effect.delay("a")
     assert heard() == [queue()]
 
 
 def test_the_pause_is_shorter_than_the_listeners_looks():
-    assert ring.PAUSE == 0.02
-    assert listener.AFTER[0] > ring.PAUSE, "else nobody would look at what came within the pause"
+    assert wakeups.PAUSE == 0.02
+    assert listener.AFTER[0] > wakeups.PAUSE, "else nobody would look at what came within the pause"
 
 
 def test_a_ring_is_a_statement_of_its_own_after_the_commit(monkeypatch):
@@ -104,12 +104,12 @@ def test_a_ring_is_a_statement_of_its_own_after_the_commit(monkeypatch):
     with transaction.atomic():
         tasks.effect.delay("a")
         assert not sent
-    assert sent == [(ring.CHANNEL, [queue()], databases.IDLE)]
+    assert sent == [(wakeups.CHANNEL, [queue()], databases.IDLE)]
 
 
 def test_what_is_told_stands_beside_the_statement(heard, node):
     """``pg_stat_statements`` would keep a statement for each job whose end is told."""
-    board.answers_until = time.monotonic() + 60
+    worker_state.answers_until = time.monotonic() + 60
 
     def asked() -> str:
         pid = connection.connection.info.backend_pid
@@ -120,9 +120,9 @@ def test_what_is_told_stands_beside_the_statement(heard, node):
     texts = set()
     for name in ("a", "b"):
         job = Job.objects.get(pk=tasks.effect.delay(name).id)
-        ring.answer(job, "default")
+        wakeups.answer(job, "default")
         texts.add(asked())
-        ring.ring("default", [name])
+        wakeups.notify("default", [name])
         texts.add(asked())
     assert len(texts) == 1
     assert "notify" in texts.pop()
@@ -130,13 +130,13 @@ def test_what_is_told_stands_beside_the_statement(heard, node):
 
 def test_all_are_told_in_one_statement(heard):
     names = ["a", "\u00e4 \u20ac", "b"]
-    ring.ring("default", names)
+    wakeups.notify("default", names)
     assert heard() == names
 
 
 def test_a_queue_may_have_any_name(heard):
     name = 'it\'s \\ a "queue"; --'
-    ring.ring("default", [name])
+    wakeups.notify("default", [name])
     assert heard() == [name]
 
 
@@ -187,7 +187,7 @@ def test_what_a_person_lets_go_on_is_told_after_the_commit(heard, verb):
     if verb == "retry_by_hand":
         assert transitions.cancel(key, "default")
     heard()
-    ring._rung.clear()
+    wakeups._notified.clear()
     with transaction.atomic():
         if verb == "redirect":
             assert transitions.redirect(key, "default", {"queue": "mail"})
@@ -201,34 +201,34 @@ def test_what_a_person_lets_go_on_is_told_after_the_commit(heard, verb):
 
 
 def test_a_bell_wakes_as_many_as_it_was_rung_for():
-    bell = Bell()
-    bell.ring()
-    bell.ring()
-    assert [bell.wait(0), bell.wait(0), bell.wait(0)] == [True, True, False]
+    wakeup = Wakeup()
+    wakeup.send()
+    wakeup.send()
+    assert [wakeup.wait(0), wakeup.wait(0), wakeup.wait(0)] == [True, True, False]
 
 
 def test_a_bell_that_nobody_hears_holds_nobody_up():
-    bell = Bell()
+    wakeup = Wakeup()
     for _ in range(100_000):
-        bell.ring()
-    assert bell.wait(0)
-    bell.hear()
+        wakeup.send()
+    assert wakeup.wait(0)
+    wakeup.take()
 
 
 @pytest.fixture
 def listening(monkeypatch):
-    """A listener of this worker, and the bell that it rings."""
-    bell, stopping = Bell(), threading.Event()
-    monkeypatch.setattr(listener, "bell", bell)
-    board.queues = [queue()]
+    """A listener of this worker, and the wake-up that it rings."""
+    wakeup, stopping = Wakeup(), threading.Event()
+    monkeypatch.setattr(listener, "wakeup", wakeup)
+    worker_state.queues = [queue()]
     thread = listener.listener_of("default", stopping)
     if thread is None:
         pytest.skip("nothing tells other sessions of new jobs: the clock looks for them")
-    slot = board.take()
+    slot = worker_state.take()
     thread.start()
     # The first look finds nothing.
     time.sleep(0.3)
-    yield bell
+    yield wakeup
     stopping.set()
     thread.join(5)
     assert not thread.is_alive()
@@ -244,8 +244,8 @@ def test_a_listener_wakes_a_process_when_a_job_is_committed(listening):
 
 def test_a_listener_finds_what_came_within_the_callers_pause(listening, monkeypatch):
     """The second call rang for nobody: the looks after the first ring find it."""
-    monkeypatch.setattr(ring, "BURST", 1)
-    monkeypatch.setattr(ring, "PAUSE", 60.0)
+    monkeypatch.setattr(wakeups, "BURST", 1)
+    monkeypatch.setattr(wakeups, "PAUSE", 60.0)
 
     def call_twice():
         tasks.noop.delay()
@@ -283,17 +283,17 @@ def test_only_rings_that_brought_nothing_make_a_node_late(listening, monkeypatch
 
     def ring_for(count, is_found):
         for _ in range(count):
-            ring._rung.clear()
-            ring.ring("default", [queue()])
+            wakeups._notified.clear()
+            wakeups.notify("default", [queue()])
             assert listening.wait(5)
             if is_found:
-                board.finds += 1
+                worker_state.finds += 1
 
     ring_for(6, is_found=True)
     assert not late
     ring_for(5, is_found=False)
     # The first of them follows a find.
     assert late == [listener.LATE] * 2
-    board.finds += 1
+    worker_state.finds += 1
     ring_for(1, is_found=True)
     assert len(late) == 2

@@ -50,16 +50,16 @@ def install() -> None:
     _processes = Lock()
 
 
-def turn() -> AbstractContextManager[None]:
+def held() -> AbstractContextManager[None]:
     """The time in which this process may write; outside of workers that is always."""
-    return _ALWAYS if _processes is None else _turn(_processes)
+    return _ALWAYS if _processes is None else _held(_processes)
 
 
 _ALWAYS = nullcontext()
 
 
 @contextmanager
-def _turn(processes: Lock) -> Iterator[None]:
+def _held(processes: Lock) -> Iterator[None]:
     if getattr(_own, "has_it", False):
         yield
         return

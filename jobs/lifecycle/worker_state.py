@@ -1,6 +1,6 @@
 """What each process of this worker does at the moment, in memory that they share.
 
-A process writes which job it runs, with its time limits; the companion reads. So the node knows whose death took which
+A process writes which job it runs, with its time limits; the supervisor reads. So the node knows whose death took which
 job along, which body runs too long, and which process is busy, without a statement per job. The memory is made when
 this module is imported, before the worker forks.
 """
@@ -41,10 +41,10 @@ _SIZE = _SAID_AT + 16 + _SAID_MOST
 IDLE, BUSY, NAMED, BODY = range(4)
 
 #: More processes and threads than one worker has. A slot is found by looking from a place of the process on.
-SLOTS = 1024
+MAX_PROCESSES = 1024
 
-_STARTS = _PIDS + 8 * SLOTS
-_HEADER = _STARTS + 8 * SLOTS
+_STARTS = _PIDS + 8 * MAX_PROCESSES
+_HEADER = _STARTS + 8 * MAX_PROCESSES
 
 #: Seconds of a batch's first job after which the others are given back, and of a claim after which it is renewed.
 LONG, OLD = 2.0, 1.0
@@ -90,14 +90,14 @@ class Occupied:
 
 
 def _shared(kind: str, offset: int) -> Any:
-    """What stands at this place of the board's memory, written and read in one step."""
+    """What stands at this place of the worker state's memory, written and read in one step."""
     place = struct.Struct(kind)
 
-    def read(board: Board) -> Any:
-        return place.unpack_from(board._memory, offset)[0]
+    def read(worker_state: WorkerState) -> Any:
+        return place.unpack_from(worker_state._memory, offset)[0]
 
-    def write(board: Board, value: Any) -> None:
-        place.pack_into(board._memory, offset, value)
+    def write(worker_state: WorkerState, value: Any) -> None:
+        place.pack_into(worker_state._memory, offset, value)
 
     return property(read, write)
 
@@ -135,10 +135,10 @@ def _since(at: float) -> float | None:
     return time.monotonic() - at if at else None
 
 
-class Board:
+class WorkerState:
     _node = _shared("16s", 0)
     #: On the machine's monotonic clock; 0: not yet.
-    _beat_at, _stop_at, _end_at = (_shared("d", offset) for offset in (16, 24, 32))
+    _heartbeat_at, _stop_at, _end_at = (_shared("d", offset) for offset in (16, 24, 32))
     #: Whether a stock task waits for a process: one that is between two jobs offers itself.
     stock_waits = _shared("?", 40)
     #: Whether the worker sends Celery's events (``-E``).
@@ -152,14 +152,14 @@ class Board:
     #: Until when somebody waits for results, and is told of each end; on the machine's monotonic clock.
     answers_until = _shared("d", 72)
     #: Seconds since the node's last beat was written; 0 where nobody beats (outside of a worker).
-    silence = property(lambda board: _since(board._beat_at) or 0.0)
-    #: Seconds since the worker was told to stop; None if it was not. It outlives a companion that dies.
-    stopping_for = property(lambda board: _since(board._stop_at))
+    silence = property(lambda worker_state: _since(worker_state._heartbeat_at) or 0.0)
+    #: Seconds since the worker was told to stop; None if it was not. It outlives a supervisor that dies.
+    stopping_for = property(lambda worker_state: _since(worker_state._stop_at))
     #: Seconds since the worker was told to stop at once, whatever it runs; None if it was not.
-    ending_for = property(lambda board: _since(board._end_at))
+    ending_for = property(lambda worker_state: _since(worker_state._end_at))
 
     def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, _HEADER + SLOTS * _SIZE)
+        self._memory = mmap.mmap(-1, _HEADER + MAX_PROCESSES * _SIZE)
         self._pids = memoryview(self._memory)[_PIDS:_STARTS].cast("q")
         self._starts = memoryview(self._memory)[_STARTS:_HEADER].cast("q")
         self._lock = threading.Lock()
@@ -181,8 +181,8 @@ class Board:
         """The fields of a line about this worker (see ``jobs.conf.logs``)."""
         return {"action": action, "node": str(self.node), **more}
 
-    def note_beat(self) -> None:
-        self._beat_at = time.monotonic()
+    def note_heartbeat(self) -> None:
+        self._heartbeat_at = time.monotonic()
 
     def note_stop(self) -> None:
         self._stop_at = self._stop_at or time.monotonic()
@@ -202,7 +202,7 @@ class Board:
 
     @property
     def limits(self) -> dict[str, Any]:
-        """What was set by hand, as the companion read it last."""
+        """What was set by hand, as the supervisor read it last."""
         return dict(self._read(self._limits))
 
     @limits.setter
@@ -228,20 +228,22 @@ class Board:
             )
         document.write(text)
 
-    def take(self) -> Slot:
-        """A slot for this process, or for a thread of it. A dead process keeps its own until it was settled."""
+    def take(self) -> ProcessState:
+        """A slot for this process, or for a thread of it. A dead process keeps its own until it was finished."""
         with self._lock:
             # Neighbours begin far from each other: between processes nothing guards this search.
-            for step in range(SLOTS):
-                index = (61 * os.getpid() + step) % SLOTS
+            for step in range(MAX_PROCESSES):
+                index = (61 * os.getpid() + step) % MAX_PROCESSES
                 if self._pids[index] == 0:
-                    slot = Slot(self, index)
+                    slot = ProcessState(self, index)
                     slot.rest(IDLE)
                     # First, because the pid is what makes the slot a process's.
                     self._starts[index] = start_of(os.getpid())
                     self._pids[index] = os.getpid()
                     return slot
-        raise RuntimeError(f"more than {SLOTS} processes and threads run jobs in this worker: start a second worker")
+        raise RuntimeError(
+            f"more than {MAX_PROCESSES} processes and threads run jobs in this worker: start a second worker"
+        )
 
     def read(self, index: int) -> Occupied:
         values: list[Any] = list(_SLOT.unpack_from(self._memory, _HEADER + index * _SIZE))
@@ -259,7 +261,7 @@ class Board:
     def is_busy(self, pid: int) -> bool:
         """Whether the process has jobs."""
         for step in range(16):
-            index = (61 * pid + step) % SLOTS
+            index = (61 * pid + step) % MAX_PROCESSES
             if self._pids[index] == pid:
                 return bool(struct.unpack_from("<q", self._memory, _HEADER + index * _SIZE)[0] != IDLE)
         return False
@@ -297,14 +299,14 @@ class Board:
         self._memory[_PIDS:_HEADER] = bytes(_HEADER - _PIDS)
 
 
-class Slot:
+class ProcessState:
     """What one process, or one thread, shows of itself."""
 
-    def __init__(self, board: Board, index: int) -> None:
-        self._board = board
-        self._pids = board._pids
+    def __init__(self, worker_state: WorkerState, index: int) -> None:
+        self._worker_state = worker_state
+        self._pids = worker_state._pids
         self._index = index
-        self._memory = board._memory
+        self._memory = worker_state._memory
         self._offset = _HEADER + index * _SIZE
         self.phase = IDLE
         #: On the monotonic clock; 0: no limit.
@@ -332,9 +334,9 @@ class Slot:
         struct.pack_into("<q", self._memory, self._offset + 16, token)
 
     def say(self, text: bytes) -> bool:
-        """Leave something for the companion, which writes it within a second; False: it is too long, or nobody will."""
-        is_heard = self._board.silence > 0 and len(text) <= _SAID_MOST
-        self._board._said(self._index).write(text if is_heard else b"")
+        """Leave something for the supervisor, which writes it within a second; False: it is too long, or nobody will."""
+        is_heard = self._worker_state.silence > 0 and len(text) <= _SAID_MOST
+        self._worker_state._said(self._index).write(text if is_heard else b"")
         return is_heard
 
     def enter(self, phase: int) -> None:
@@ -347,8 +349,8 @@ class Slot:
         self._pids[self._index] = 0
 
 
-board = Board()
-os.register_at_fork(after_in_child=lambda: setattr(board, "_lock", threading.Lock()))
+worker_state = WorkerState()
+os.register_at_fork(after_in_child=lambda: setattr(worker_state, "_lock", threading.Lock()))
 
 
 def start_of(pid: int) -> int:

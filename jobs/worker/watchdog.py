@@ -1,0 +1,158 @@
+"""Starts the supervisor of a worker, starts it again when it dies alone, and speaks to it.
+
+The watchdog is a process that does nothing else. It ends when the worker's main process does: it reads EOF from its
+pipe. The signals that stop a worker are sent to its whole group. They are ignored here and in the supervisor, so that a
+long warm shutdown is not taken for a death.
+"""
+
+import atexit
+import json
+import os
+import select
+import signal
+import time
+import uuid
+from contextlib import suppress
+from typing import Any
+
+from django.db import connections
+
+from jobs.conf.logs import logger
+from jobs.lifecycle.worker_state import worker_state
+from jobs.store.identity import NotAdopted
+from jobs.worker.supervisor import LAST_WAIT, REGISTERED, Process
+
+#: Seconds for the rest of the main process's end.
+LAST_ALARM = 5
+
+
+class Supervisor:
+    """The handle of the worker's main process on its supervisor; without one (outside of a worker) it does nothing."""
+
+    #: The watchdog; then to tell the supervisor something, and to hear that it is ready or why it ended (-1: it is not
+    #: this process's).
+    _pid, _pipe, _ready = 0, -1, -1
+
+    def start(self, queues: list[str], **node: Any) -> None:
+        """Fork the watchdog of a worker of which the node says this (columns of ``Node``).
+
+        Call it before anything else in this process forks or holds a connection.
+        """
+        worker_state.node = uuid.uuid4()
+        worker_state.wipe()
+        worker_state.queues = queues
+        connections.close_all()
+        main = os.getpid()
+        pipe, self._pipe = os.pipe()
+        self._ready, ready = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            try:
+                self._close_in_child()
+                _supervise(main, node, pipe, ready)
+            finally:
+                os._exit(0)
+        os.close(pipe)
+        os.close(ready)
+        # A supervisor that hangs must not hang the worker; a note is shorter than PIPE_BUF: all of it or nothing.
+        os.set_blocking(self._pipe, False)
+        # A pool child that kept the pipe open would hide the main process's death.
+        os.register_at_fork(after_in_child=self._close_in_child)
+        atexit.register(self._end)
+
+    def wait_until_registered(self, timeout: float) -> bool:
+        """Wait until the node is in the database, so that its children may claim.
+
+        Raises:
+            NotAdopted: the database is a copy of another one; the supervisor has ended.
+        """
+        if not select.select([self._ready], [], [], timeout)[0]:
+            return False
+        if reason := self.last_words():
+            raise NotAdopted(reason)
+        return self.is_alive()
+
+    def last_words(self) -> str:
+        """Why the supervisor ended, or is about to; empty if it did not say."""
+        os.set_blocking(self._ready, False)
+        try:
+            return os.read(self._ready, 1 << 16).lstrip(REGISTERED).decode(errors="replace")
+        except BlockingIOError:
+            return ""
+
+    def is_alive(self) -> bool:
+        """Whether the watchdog is there; asked by the worker's main process, its parent."""
+        try:
+            return os.waitpid(self._pid, os.WNOHANG)[0] == 0
+        except ChildProcessError:
+            return False
+
+    def revoke(self, what: str | dict[str, list[Any]], number: int | None) -> None:
+        """Have a job cancelled by its id, or jobs by their stamps; one that runs is ended by the signal ``number``.
+
+        It never blocks, and never raises.
+        """
+        self._tell([what, number])
+
+    def set_rate(self, task: str, rate: str) -> None:
+        """Have the rate of a task set by hand. It never blocks, and never raises."""
+        self._tell([[task, rate], None])
+
+    def _tell(self, note: list[Any]) -> None:
+        if self._pipe >= 0:
+            try:
+                os.write(self._pipe, json.dumps(note).encode() + b"\n")
+            except OSError:
+                logger.debug("the supervisor takes no note", exc_info=True, extra=worker_state.about("note_lost"))
+
+    def _end(self) -> None:
+        """At the end of the worker's main process: give the supervisor a moment to hand back and sign off.
+
+        What follows is billiard's: it joins a pool process that was started during the stop, without a bound.
+        """
+        if self._pipe < 0:
+            return
+        os.close(self._pipe)
+        self._pipe = -1
+        # Threads in their bodies end with this process, and the supervisor gives their jobs back then.
+        if not any(slot.pid == os.getpid() for slot in worker_state.at_work()):
+            deadline = time.monotonic() + LAST_WAIT + 2
+            while time.monotonic() < deadline and self.is_alive():
+                time.sleep(0.02)
+        signal.signal(signal.SIGALRM, lambda *args: os._exit(0))
+        signal.alarm(LAST_ALARM)
+
+    def _close_in_child(self) -> None:
+        if self._pipe >= 0:
+            with suppress(OSError):
+                os.close(self._pipe)
+                os.close(self._ready)
+            self._pipe = -1
+
+
+supervisor = Supervisor()
+
+
+def _supervise(main: int, node: dict[str, Any], pipe: int, ready: int) -> None:
+    for name in ("SIGTERM", "SIGINT", "SIGQUIT", "SIGHUP", "SIGUSR1", "SIGUSR2"):
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    while True:
+        child = os.fork()
+        if child == 0:
+            try:
+                Process(main, node, pipe, ready).main()
+            except NotAdopted as exc:
+                # At once: a database that is not ours is not even signed off from.
+                os.write(ready, str(exc).encode()[: select.PIPE_BUF])
+                os._exit(0)
+            except BaseException:
+                logger.exception("the supervisor failed", extra=worker_state.about("supervisor_failed"))
+                os._exit(1)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if status == 0:
+            return
+        logger.error("the supervisor died and is started again", extra=worker_state.about("supervisor_restarted"))
+        # EOF means that the worker is gone as well; a new supervisor then only signs off.
+        select.select([pipe], [], [], 0.5)
