@@ -217,7 +217,10 @@ def _nodes() -> list[uuid.UUID]:
     ]
     Node.objects.bulk_create(nodes)
     # The beats lie in the future, because nobody beats while pages are measured.
-    beats = "INSERT INTO jobs_heartbeat SELECT id, 1000, extract(epoch FROM now()) + 86400 FROM jobs_node WHERE dead_at IS NULL"
+    beats = (
+        "INSERT INTO jobs_heartbeat "
+        "SELECT id, 1000, extract(epoch FROM now()) + 86400 FROM jobs_node WHERE dead_at IS NULL"
+    )
     _run(beats)
     return [node.pk for node in nodes]
 

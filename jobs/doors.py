@@ -108,8 +108,8 @@ class Extension:
     def registered(self) -> None:
         """The supervisor has written this worker's node; it may claim from now on."""
 
-    def heard(self, rings: Collection[str] | None) -> None:
-        """The supervisor heard rings, or ends; None: anything may be new. Wakes its threads."""
+    def heard(self, told: Collection[str] | None) -> None:
+        """The supervisor was notified of these queues, or ends (None: anything may be new). Wakes its threads."""
 
     #: SQL for true or false, by name, in the clock's one look at a database: ``{epoch}`` is its time, and what stands
     #: behind ``{rare}`` is asked seldom if its looks are slow.

@@ -7,7 +7,7 @@ import path is public stands in ``jobs``. These of its files are read, if they a
     a subclass of :class:`Extension`: its part in what the core does; read when a task is declared, or later.
 ``__init__.py``
     ``PUBLIC``: names of ``jobs`` and of its packages (``testing.assert_idempotent``), and in which of its modules each
-    is.
+    is. ``PRIVATE``: what it uses of Celery, kombu, billiard and Django that is private to them (``conf/private.py``).
 ``early.py``
     what has to be there as soon as ``jobs`` is imported: it imports neither models nor settings.
 ``models.py``

@@ -8,6 +8,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
@@ -302,6 +303,8 @@ def use_broker(settings):
     before = {name: conf.get(name) for name in ("broker_url", "broker_transport_options", "broker_failover_strategy")}
 
     def use(url: str, **options: object) -> None:
+        if url == "jobs://" and not find_spec("jobs.contrib.transport"):
+            pytest.skip("the database is a broker by an extension")
         settings.CELERY_BROKER_URL = url
         conf.broker_url = url
         conf.broker_transport_options = {**celery_settings(url).get("broker_transport_options", {}), **options}
@@ -381,3 +384,9 @@ def watching():
     from tests.helpers.verifying import watching_worker
 
     return watching_worker()
+
+
+@pytest.fixture
+def viewer(staff):
+    """A client of somebody who may look at jobs and nodes, and do nothing else."""
+    return staff("view_job", "view_node")

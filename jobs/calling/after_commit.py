@@ -1,4 +1,4 @@
-"""What follows a commit: one hook rings for the queues of its jobs, and tells of them."""
+"""What follows a commit: one hook notifies the workers of its jobs' queues, and sends the signals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jobs.models import Job
 
 
 class AfterCommit:
-    """The on-commit hook of one savepoint level: rings for its queues, tells of its jobs, and never raises."""
+    """The on-commit hook of one savepoint level: notifies, sends the signals, and never raises."""
 
     def __init__(self, using: str) -> None:
         # Django names a hook that raised.
@@ -40,8 +40,8 @@ class AfterCommit:
 def hook_of(connection: Any) -> AfterCommit | None:
     """The hook for the current savepoint level, registered; None if nothing tells us of the commit.
 
-    A hook goes with the savepoints that were open when it was registered. If an inner block rolls back, its ring is not
-    needed; were a ring lost, a poll would find the job.
+    A hook goes with the savepoints that were open when it was registered. If an inner block rolls back, its
+    notification is not needed; if one is lost, a poll finds the job.
     """
     if not connection.in_atomic_block:
         # Autocommit: the INSERT is the commit. Autocommit off: only the caller knows, and a poll finds the job.
@@ -56,7 +56,7 @@ def hook_of(connection: Any) -> AfterCommit | None:
 
 
 def notify_after(using: str, name: str) -> None:
-    """Ring for something that is no job, after the commit of the current transaction."""
+    """Notify of something that is no job, after the commit of the current transaction."""
     if (hook := hook_of(connections[using])) is not None:
         hook.queues.add(name)
         if not connections[using].in_atomic_block:

@@ -4,18 +4,20 @@ A minor release may change any of them. A worker looks at its start whether each
 we rely on, and does not start if one is not.
 """
 
-import importlib
 import inspect
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.metadata import version
 from operator import attrgetter
 from typing import Any
+
+from jobs import extensions
 
 #: With these releases the tests are run.
 TESTED = {"celery": "5.7", "kombu": "5.7", "billiard": "4.3"}
 
 #: The name, the release since which it is there (before, ``jobs/conf/celery_release.py`` does without it), its first
-#: parameters (of what is no function: ``-``), the file here, and what it is used for.
+#: parameters (of what is no function: ``-``), the file here, and what it is used for. Extensions have such lists, too.
 PRIVATE = """
 billiard.pool:Worker._make_child_methods self loads     | pool.py: a process waits for its pipe or the wake-up
 billiard.pool:Worker.wait_for_job -                     | pool.py: what a process does between two stock tasks
@@ -51,9 +53,6 @@ celery.concurrency.prefork:TaskPool.Pool -              | pool.py: our pool in p
 celery.concurrency.prefork:TaskPool.BlockingPool -      | pool.py: the same, for transports without an event loop
 celery.worker.autoscale:Autoscaler.qty -                | steps.py: processes that run jobs are busy
 celery.worker.autoscale:Autoscaler.maybe_scale self     | steps.py: the autoscaler looks without messages, too
-celery.beat:Scheduler.apply_async self entry producer advance | celery_beat.py: beat makes no calls beside the workers
-celery.beat:Scheduler.reserve self entry                | celery_beat.py: the same
-celery.schedules:crontab.remaining_delta self last_run_at tz | ticks.py: the hour that comes twice
 celery.fixups.django:DjangoWorkerFixup.on_task_prerun self sender | steps.py: connections are kept between jobs
 celery.fixups.django:DjangoWorkerFixup.on_task_postrun self sender | steps.py: the same
 celery.worker.worker:WorkController.wait_for_soft_shutdown self | broker.py: a soft stop waits for jobs
@@ -75,15 +74,6 @@ celery.backends.base:Backend._get_result_meta self result state traceback reques
 celery.backends.base:Backend._ensure_not_eager self     | backend.py: a result of an eager call has no row
 celery.backends.base:Backend._sleep self amount         | backend.py: between two looks for a result
 celery.backends.base:Backend._fail_chain@5.7 self chain exc | celery_release.py: a chain that was ended
-kombu.transport.virtual:Channel._get_message_priority self message | transport.py: the order of messages
-kombu.transport.virtual:Transport._deliver self message queue | transport.py: a message that came
-kombu.transport.virtual:Channel._active_queues -        | transport.py: the queues that are consumed
-kombu.transport.virtual:QoS._delivered -                | transport.py: messages that a consumer holds
-kombu.transport.virtual:QoS._dirty -                    | transport.py: the same
-celery.app.base:Celery._local -                         | child.py: the result backend of a run on a copy
-django.core.cache.backends.locmem:_caches -             | crashtest/recorder.py: caches that processes of a test share
-django.core.cache.backends.locmem:_expire_info -        | crashtest/recorder.py: the same
-django.db.backends.base.base:BaseDatabaseWrapper._nodb_cursor self | copies.py: copies of a database
 django.db.backends.base.base:BaseDatabaseWrapper._savepoint self sid | postgresql.py: the first one is not sent
 django.db.models.constraints:UniqueConstraint._get_condition_sql self model schema_editor | mysql.py: its condition
 django.db.backends.base.base:BaseDatabaseWrapper._savepoint_commit self sid | postgresql.py: the same
@@ -96,7 +86,8 @@ django.utils.functional:LazyObject._wrapped -           | conf/__init__.py: whic
 
 def entries() -> Iterator[tuple[str, list[str] | None, str]]:
     """Each private name with its first parameters (None: no function), and where and what for."""
-    for line in PRIVATE.strip().splitlines():
+    lists = [PRIVATE, *(getattr(import_module(name), "PRIVATE", "") for name in extensions.folders())]
+    for line in filter(None, "".join(lists).splitlines()):
         left, _, purpose = line.partition("|")
         name, *parameters = left.split()
         name, _, since = name.partition("@")
@@ -126,7 +117,7 @@ def _is_there(name: str, parameters: list[str] | None) -> bool:
     module, _, path = name.partition(":")
     *owners, last = path.split(".")
     try:
-        owner: Any = importlib.import_module(module)
+        owner: Any = import_module(module)
         if owners:
             owner = attrgetter(".".join(owners))(owner)
         if parameters is None:

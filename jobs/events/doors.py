@@ -57,10 +57,10 @@ class Events(Extension):
         # The handlers are written once more for this node.
         relay.wakeup.set()
 
-    def heard(self, rings: Collection[str] | None) -> None:
+    def heard(self, told: Collection[str] | None) -> None:
         from jobs.events import outbox, relay
 
-        if rings is None or outbox.WAKEUP in rings:
+        if told is None or outbox.WAKEUP in told:
             relay.wakeup.set()
 
     def ticked(self, answers: Mapping[str, Mapping[str, Any]]) -> None:

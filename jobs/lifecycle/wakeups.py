@@ -1,8 +1,8 @@
-"""A ring tells listening workers that a queue has work. It may be lost: then a poll finds the job.
+"""After a commit, listening workers are told that a queue has work. That may be lost: then a poll finds the job.
 
-On PostgreSQL a ring is a NOTIFY after the caller's commit, in a statement of its own. Inside the caller's transaction
-it would take a lock that lets such transactions commit one after the other only. Elsewhere nobody rings, and workers
-look for changes themselves.
+On PostgreSQL it is a NOTIFY after the caller's commit, in a statement of its own. Inside the caller's transaction it
+would take a lock that lets such transactions commit one after the other only. Elsewhere workers look for changes
+themselves.
 """
 
 import os
@@ -25,12 +25,12 @@ CHANNEL = "jobs_wakeup"
 
 #: The channel for those who wait for results; the payload is the id that Celery knows the job by.
 ENDED = "jobs_ended"
-#: The payload of a ring by somebody who waits for a result. Workers announce each end for so many seconds after it, and
+#: The payload that says: this caller waits for a result. Workers announce each end for so many seconds after it, and
 #: at no other time.
 WAITS, ANSWERS = "?", 3.0
 
-#: How often a process rings for a queue: so many times at once, and once in so many seconds over time. What it enqueues
-#: without a ring the listener finds when it looks again. (With one at once, the job that follows another within the
+#: How often a process notifies of a queue: so many times at once, and once in so many seconds over time. What it
+#: enqueues meanwhile the listener finds when it looks again. (With one at once, the job that follows another within the
 #: pause waits for that look: 10 ms, one job in six at 33 jobs a second.)
 BURST, PAUSE = 5, 0.02
 
@@ -62,7 +62,7 @@ def _send(using: str, channel: str, payloads: list[str]) -> None:
     try:
         store.of(using).notify(channel, payloads)
     except Error:
-        logger.debug("a ring was lost", exc_info=True, extra={"action": "notify_lost"})
+        logger.debug("a notification was lost", exc_info=True, extra={"action": "notify_lost"})
         if not connections[using].in_atomic_block:
             databases.drop(using)
 
@@ -117,12 +117,12 @@ class Wakeup:
             os.write(self._writer, b".")
 
     def take(self) -> None:
-        """Take one ring, if nobody was faster."""
+        """Take one wake-up, if nobody was faster."""
         with suppress(BlockingIOError):
             os.read(self._reader, 1)
 
     def wait(self, timeout: float) -> bool:
-        """Wait for a ring and take it; False: none came within ``timeout`` seconds."""
+        """Wait for a wake-up and take it; False: none came within ``timeout`` seconds."""
         if is_woken := bool(select.select([self._reader], [], [], timeout)[0]):
             self.take()
         return is_woken
@@ -133,7 +133,7 @@ wakeup = Wakeup()
 
 
 def hears(alias: str, wait: float = 1.0) -> bool:
-    """Whether a ring gets through: behind a pooler that shares connections it does not, and a poll has to do."""
+    """Whether a notification gets through: behind a pooler that shares connections none does, and a poll has to do."""
     if not store.of(alias).has_notify:
         return True
     with databases.apart(alias) as connection:

@@ -334,7 +334,7 @@ class ProcessState:
         struct.pack_into("<q", self._memory, self._offset + 16, token)
 
     def say(self, text: bytes) -> bool:
-        """Leave something for the supervisor, which writes it within a second; False: it is too long, or nobody will."""
+        """Leave a text for the supervisor, which writes it within a second; False: it is too long, or none listens."""
         is_heard = self._worker_state.silence > 0 and len(text) <= _SAID_MOST
         self._worker_state._said(self._index).write(text if is_heard else b"")
         return is_heard

@@ -54,7 +54,7 @@ _positions: dict[tuple[str, str], _Position] = defaultdict(_Position)
 
 
 def tick() -> dict[str, int]:
-    """Do what is due, and wake a process if there is work that no ring told of. All workers do it side by side."""
+    """Do what is due, and wake a process if there is work without a notification. All workers do it side by side."""
     done = {"due": 0, "expired": 0, "cancelled": 0}
     answers: dict[str, dict[str, Any]] = {}
     databases.everywhere(partial(_tick, done=done, answers=answers))

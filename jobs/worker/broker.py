@@ -155,7 +155,7 @@ def _replace_dead(c: Any) -> None:
 
 
 def _replace_in_call(c: Any, number: int, frame: FrameType | None) -> None:
-    """The supervisor sees a dead process that nobody replaces. Is it because the broker took a call and says nothing?"""
+    """The supervisor sees a dead process that is not replaced. Does this process wait for a broker that is silent?"""
     if call_to_broker(frame) is None:
         return
     while frame is not None:

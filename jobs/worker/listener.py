@@ -1,4 +1,4 @@
-"""Hears rings for this worker, and wakes a process: LISTEN on PostgreSQL, a look at the file's version on SQLite."""
+"""Listens for this worker, and wakes a process: LISTEN on PostgreSQL, a look at the file's version on SQLite."""
 
 import random
 import select
@@ -15,13 +15,13 @@ from jobs.lifecycle.worker_state import IDLE, worker_state
 from jobs.maintenance import clock
 from jobs.store import databases
 
-#: Callers ring once in a while and keep no timer: what they enqueued since is found by looks, so many seconds after.
+#: Callers notify once in a while and keep no timer. Looks find what they enqueued since, so many seconds after.
 AFTER = (0.025, 0.06)
 
 #: Seconds between two looks at the version of an SQLite file: while something changes, and after a quiet while.
 BUSY_LOOK, IDLE_LOOK, QUIET = 0.01, 0.02, 1.0
 
-#: A node that found nothing after so many rings in a row answers the next one up to so many seconds later.
+#: A node that found nothing after so many notifications in a row answers the next one up to so many seconds later.
 FRUITLESS, LATE = 3, 0.02
 
 #: Seconds until LISTEN is tried again.
@@ -52,7 +52,7 @@ def _listen(alias: str, stopping: threading.Event) -> None:
         connection.ensure_connection()
         raw = connection.connection
         raw.execute(f"LISTEN {CHANNEL}")
-        # Nobody has heard the rings from before this moment.
+        # What was sent before this moment was lost.
         _look(alias)
         looks: list[float] = []
         fruitless, finds = 0, worker_state.finds
@@ -68,7 +68,7 @@ def _listen(alias: str, stopping: threading.Event) -> None:
             if not heard.isdisjoint(worker_state.queues):
                 fruitless, finds = (fruitless + 1, finds) if worker_state.finds == finds else (0, worker_state.finds)
                 if fruitless >= FRUITLESS:
-                    # A ring reaches many nodes, and not all of them should come at once.
+                    # A notification reaches many nodes, and not all of them should come at once.
                     stopping.wait(random.uniform(0, LATE))
                 wakeup.send()
                 looks = [now + pause for pause in AFTER]
@@ -78,7 +78,7 @@ def _listen(alias: str, stopping: threading.Event) -> None:
 
 
 def _heard(connection: Any) -> set[str]:
-    """The queues that were rung for, without waiting; psycopg's own ``notifies()`` takes a hundred times as long."""
+    """The queues that have news, without waiting; psycopg's own ``notifies()`` takes a hundred times as long."""
     connection.consume_input()
     heard = set()
     while (note := connection.notifies()) is not None:

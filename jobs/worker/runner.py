@@ -42,7 +42,7 @@ UNKNOWN_BATCH = 1000
 #: Seconds for which claims leave a task alone that only another worker knows.
 LEFT = 5.0
 
-#: Seconds to wait for a ring, at the most; and between two attempts to reach a database that is away.
+#: Seconds to wait for a wake-up, at the most; and between two attempts to reach a database that is away.
 LONGEST_WAIT, AWAY_PAUSE = 30.0, 0.5
 
 #: The worker's limits (``--time-limit``, ``--soft-time-limit``) for tasks without their own: hard and soft, seconds.
@@ -299,7 +299,7 @@ class Runner:
 
     @property
     def patience(self) -> float:
-        """Seconds to wait for a ring: not long while a database is away, or until a rate lets the next job start."""
+        """Seconds to wait for a wake-up: not long while a database is away, or until a rate lets the next job start."""
         return min(AWAY_PAUSE if self._unfinished or self._away else LONGEST_WAIT, self._claimer.patience)
 
     def _recycle(self) -> None:

@@ -1,6 +1,6 @@
 """A worker stops: nothing claims any more, the bodies end, the processes end. This keeps it from hanging.
 
-In a warm stop ``steps.NodeStep.close`` notes on the worker state that the worker stops, so ``runner`` claims nothing more.
+In a warm stop ``steps.NodeStep.close`` notes in the worker state that the worker stops: ``runner`` claims nothing more.
 Celery's pool then joins its processes, and ``NodeStep.stop`` the threads. Two things would hold that up for ever. One
 is a body that does not end (:func:`end_overdue`). The other is a broker that says nothing (:class:`Alarm`): Celery 5.7
 bounds the sockets of its broker in a cold stop only. In a warm one it waits for as long as the connection is open, and

@@ -1,4 +1,4 @@
-"""The process beside a worker: it beats for the node, hears rings, gives back what fell, and watches the time.
+"""The process beside a worker: it sends the node's heartbeats, listens, gives back what fell, and watches the time.
 
 It is a process of its own because every other place stops beating at the wrong time: a timer with a blocked
 event loop (``-P solo``, soft shutdown), a thread breaks the forks of the pool, a pool child has work to do.
@@ -62,7 +62,7 @@ class Process:
 
     The main one beats and listens to the worker. ``watch`` looks at the pool's processes, and needs no database.
     ``rescue`` finishes what fell. ``clock`` does what time brings, and polls. ``tidy`` prunes. One more for
-    each database hears rings, and extensions have their own.
+    each database listens, and extensions have their own.
     """
 
     def __init__(self, main: int, node: dict[str, Any], pipe: int, ready: int) -> None:

@@ -31,8 +31,8 @@ class Strike:
 
     Parameters:
         place: ``first``, ``middle`` or ``last`` of the rows of a claim.
-        point: a sync point; or ``body``, after its effect; ``named``, when the worker state says what is run; ``between``,
-            before that.
+        point: a sync point; or ``body``, after its effect; ``named``, when the worker state says what is
+            run; ``between``, before that.
         action: ``kill``, ``stop`` (SIGSTOP), ``wait`` (until ``go()``) or ``hang`` (for a minute); once.
     """
 

@@ -46,8 +46,8 @@ def assert_nobody_else_counts(struck: Strike, crashes: int = 0, losses: int = 0)
 def test_body_that_kills_its_process(ledger, tmp_path, place):
     """SIGKILL in the body of the first, a middle, the last row of a claim.
 
-    Guard: the worker state names the row whose body it was, and that one alone counts a crash; the others are given back by
-    the token of their claim.
+    Guard: the worker state names the row whose body it was, and that one alone counts a crash; the others are given
+    back by the token of their claim.
     """
     struck = Strike(tmp_path, place, "body", "kill")
     ledger.enqueue(600)

@@ -23,7 +23,7 @@ from tests.models import Order
 def test_many_processes_and_one_killed_every_few_seconds(ledger, seconds, kills):
     """Children, supervisors, whole workers and producers; three jobs run nearly all the time, innocent of it.
 
-    Guard: the worker state of what each process runs, the rescue by heartbeat, and each kind of loss with a count of its own.
+    Guard: the worker state says what each process runs; the rescue by heartbeat; each kind of loss has its count.
     """
     seed = int(os.environ.get("JOBS_TEST_SEED") or random.randrange(10**6))
     print(f"JOBS_TEST_SEED={seed}")  # noqa: T201  (of a scenario that failed)

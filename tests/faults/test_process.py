@@ -133,8 +133,8 @@ def test_an_exception_that_ends_a_process_ends_only_the_job(ledger, how):
 def test_hard_time_limit(ledger, database, where):
     """The process is killed in mid-body, while the database works for it, or while it commits.
 
-    Guard: the worker state of what each process runs; the completion is fenced, and a row that committed is not running any
-    more.
+    Guard: the worker state says what each process runs; the completion is fenced, and a row that committed is not
+    running any more.
     """
     database.slow_commits(seconds=4)
     late = ledger.enqueue(4, misbehaving.sleeps_hard, kwargs={"where": where})

@@ -3,6 +3,7 @@
 The tables are those of the models that are there, whatever the migrations would make.
 """
 
+import os
 from importlib.util import find_spec
 
 from tests.settings import *  # noqa: F403
@@ -10,4 +11,7 @@ from tests.settings import INSTALLED_APPS
 
 INSTALLED_APPS = [app for app in INSTALLED_APPS if not app.startswith("shop") and find_spec(app)]
 MIGRATION_MODULES = {"jobs": None}
+if not find_spec("jobs.contrib.transport"):
+    # The database is a broker by that extension.
+    CELERY_BROKER_URL = os.environ.get("JOBS_TEST_BROKER", "memory://")
 ROOT_URLCONF = "tests.helpers.bare_urls"

@@ -10,12 +10,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import celery
+import pytest
 from celery import Celery
 from celery.app.trace import trace_task_ret
 from celery.worker.request import Request
 from kombu import Exchange, Queue
 
 from jobs.models import Job
+from jobs.task import Task
 from jobs.worker.runner import Runner
 from tests.helpers.harness import claim
 
@@ -162,8 +164,6 @@ OPTIONS = {
     "topic queue": {"queue": "topical"},
     "compression": {"compression": "zlib"},
     "delivery mode": {"delivery_mode": 1},
-    "link": {"link": "add.s(3)"},
-    "links": {"link": ["add.s(3)", "add.s(4)"], "link_error": "add.si(1, 2)"},
     "reply_to": {"reply_to": "my-reply-queue"},
     "root and parent": {"root_id": ID, "parent_id": ID},
     "group": {"group_id": "g1", "group_index": 4},
@@ -178,8 +178,14 @@ OPTIONS = {
         "soft_time_limit": 20,
         "headers": {"a": "b"},
         "shadow": "s",
-        "link": "add.s(1)",
     },
+}
+
+
+#: Calls with follow-ups.
+LINKS = {
+    "link": {"link": "add.s(3)"},
+    "links": {"link": ["add.s(3)", "add.s(4)"], "link_error": "add.si(1, 2)"},
 }
 
 
@@ -191,3 +197,24 @@ def resolve(app: Celery, options: dict) -> dict:
         return eval(value, {"add": add}) if isinstance(value, str) and value.startswith("add.") else value
 
     return {key: [one(v) for v in value] if isinstance(value, list) else one(value) for key, value in options.items()}
+
+
+def ids_replaced(contexts: list[dict]) -> list[dict]:
+    """By their arguments, random ids numbered in the order of their appearance."""
+    numbers: dict[str, str] = {}
+    text = json.dumps(sorted(contexts, key=lambda context: json.dumps(context["args"])), sort_keys=True)
+
+    def number(match) -> str:
+        return numbers.setdefault(match.group(), f"id-{len(numbers)}")
+
+    return json.loads(re.sub(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", number, text))
+
+
+@pytest.fixture(scope="module")
+def stock() -> Celery:
+    return make_app(celery.Task)
+
+
+@pytest.fixture(scope="module")
+def ours() -> Celery:
+    return make_app(Task)

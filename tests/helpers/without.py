@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from jobs import extensions
@@ -44,15 +45,6 @@ def run(name: str, tests: Sequence[str] = ("tests/core",), **options: object) ->
             "PYTHONPATH": str(copy),
             "PYTHONDONTWRITEBYTECODE": "1",
         }
-        broker = None
-        if "transport" in gone:
-            # The database is a broker by that extension.
-            try:
-                broker = Redis()
-            except Missing:
-                env["CELERY_BROKER_URL"] = "memory://"
-            else:
-                env["CELERY_BROKER_URL"] = broker.url
         command = [
             sys.executable,
             "-m",
@@ -64,8 +56,11 @@ def run(name: str, tests: Sequence[str] = ("tests/core",), **options: object) ->
             "no:cacheprovider",
             *tests,
         ]
-        try:
+        with ExitStack() as stack:
+            if "transport" in gone:
+                # The database is a broker by that extension.
+                with suppress(Missing):
+                    broker = Redis()
+                    stack.callback(broker.stop)
+                    env["JOBS_TEST_BROKER"] = broker.url
             return subprocess.run(die_with_parent(*command), cwd=copy, env=env, **options)  # type: ignore[call-overload]
-        finally:
-            if broker is not None:
-                broker.stop()

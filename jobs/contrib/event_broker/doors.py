@@ -30,10 +30,10 @@ class EventBroker(Extension):
 
         return [] if conf().EVENT_BROKER is None else [send, receive]
 
-    def heard(self, rings: Collection[str] | None) -> None:
+    def heard(self, told: Collection[str] | None) -> None:
         from jobs.conf import conf
 
-        if rings is None and conf().EVENT_BROKER is not None:
+        if told is None and conf().EVENT_BROKER is not None:
             # It may be the end, for which the publisher need not wait.
             from jobs.contrib.event_broker.publisher import numbered
 

@@ -49,8 +49,9 @@ FEW, MORE, WINDOW = 10, CROWD, 200
 LOOK = 1.0
 #: How many times a claim goes on after it has moved others out of its way.
 TRIES = 200
-#: Limiters that are looked at together; seconds before its time at which a job is let in; and how many at the most, of all
-#: limiters. They stand in the way until their time comes, so they are far fewer than those that would be held again.
+#: Limiters that are looked at together; seconds before its time at which a job is let in; and how many at the most,
+#: of all limiters. They stand in the way until their time comes, so they are far fewer than those that
+#: would be held again.
 LIMITERS, AHEAD, LET_IN = 100, 2.0, CROWD // 2
 #: Seconds between two looks at a limiter, however fast its rate is.
 SHORTEST_LOOK = 0.05
@@ -230,8 +231,8 @@ def _rows(jobs: QuerySet[Job]) -> QuerySet[Job, Any]:
 def next_at(limiter: RateLimiter, limit: Limit, now: float) -> float:
     """From when on the next start is counted, in the database's time.
 
-    The limiter may stem from a slower rate: then its last start counts, and the pause of the rate that holds now. Or the
-    database's clock was put back since.
+    The limiter may stem from a slower rate: then its last start counts, and the pause of the rate that holds now. Or
+    the database's clock was put back since.
     """
     if limiter.last_at > now + 1:
         return now

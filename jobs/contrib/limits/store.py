@@ -21,7 +21,8 @@ LOOKS = {
     "holds": "EXISTS (SELECT 1 FROM jobs_rate_limiter WHERE look_at IS NOT NULL)",
     "may_open": """
             (SELECT 1 FROM jobs_rate_limiter WHERE look_at <= {epoch} ORDER BY look_at LIMIT 1) IS NOT NULL
-            OR (SELECT 1 FROM jobs_rate_limiter WHERE look_at > {epoch} + 61 ORDER BY look_at DESC LIMIT 1) IS NOT NULL""",
+            OR (SELECT 1 FROM jobs_rate_limiter WHERE look_at > {epoch} + 61
+                ORDER BY look_at DESC LIMIT 1) IS NOT NULL""",
 }
 
 _NOW = "EXTRACT(EPOCH FROM statement_timestamp())::float8"
@@ -109,20 +110,23 @@ _PICKED = """, picked AS MATERIALIZED (
     ) AS ordered {of_queue}
     WHERE CASE WHEN first_pause > 0 THEN number = 1 ELSE pause = 0 END {most}
 ), paced AS MATERIALIZED (
-    SELECT limit_key::text AS key, greatest((SELECT {next} FROM jobs_rate_limiter WHERE key = limit_key), {now}) AS base,
+    SELECT limit_key::text AS key,
+        greatest((SELECT {next} FROM jobs_rate_limiter WHERE key = limit_key), {now}) AS base,
         pause AS step, (SELECT next_at FROM jobs_rate_limiter WHERE key = limit_key) AS seen
     FROM picked WHERE pause > 0 {queue_paced}
 ), passed AS (
     INSERT INTO jobs_rate_limiter AS limiter (key, last_at, next_at) SELECT key, base, base + step FROM paced
     ON CONFLICT (key) DO UPDATE SET last_at = EXCLUDED.last_at, next_at = EXCLUDED.next_at
     -- Else another claim was faster, and this one gets nothing.
-    WHERE limiter.next_at <= EXCLUDED.last_at OR limiter.next_at = (SELECT seen FROM paced WHERE paced.key = limiter.key)
+    WHERE limiter.next_at <= EXCLUDED.last_at
+        OR limiter.next_at = (SELECT seen FROM paced WHERE paced.key = limiter.key)
     RETURNING 1
 ), counted AS MATERIALIZED (
     SELECT (SELECT count(*) FROM passed) AS passed, (SELECT count(*) FROM paced) AS paced
 )"""
 
-#: All limiters, or none: if it passed that of the task and not that of the queue, an error undoes it (a division by zero).
+#: All limiters, or none: if it passed that of the task and not that of the queue, an error undoes it (a division by
+#: zero).
 _PASSED = """AND (
     SELECT CASE WHEN passed = paced THEN true WHEN passed = 0 THEN false ELSE 1 / (passed - passed) = 1 END FROM counted
 )"""

@@ -49,7 +49,7 @@ class Finding(NamedTuple):
 def doctor(out: JobsCommand, args: Namespace) -> None:
     """Try everything that a job needs, from end to end, and say in plain words what is wrong.
 
-    Database, settings, broker, lock store, rings and workers are tried; then a job that does nothing is
+    Database, settings, broker, lock store, notifications and workers are tried; then a job that does nothing is
     enqueued and followed until it has ended. If it does not end, the reason is that of jobs why, and it is
     cancelled. A line begins with ok, with WRONG, or with note: worth a look, and no fault of the installation.
     The exit status is 1 if something is wrong.
@@ -153,7 +153,7 @@ def _locks() -> Finding:
 
 
 def _ring(alias: str) -> Finding:
-    what, at, poll = f"rings of {alias!r}", store.of(alias), duration(conf().POLL_INTERVAL)
+    what, at, poll = f"notifications of {alias!r}", store.of(alias), duration(conf().POLL_INTERVAL)
     if not at.has_notify:
         return Finding(what, True, f"{at.name} has none, workers look for new jobs")
     if wakeups.hears(alias):

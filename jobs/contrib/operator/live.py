@@ -20,7 +20,7 @@ from jobs.lifecycle.wakeups import CHANNEL
 from jobs.models import Job, Node, Pause, State
 from jobs.store import databases
 
-#: Seconds between two looks: without a ring, and at the least. The end of a job does not ring: every job would pay.
+#: Seconds between two looks: without a notification, and at the least. The end of a job sends none: that costs each.
 LOOK, LEAST = 1.0, 0.2
 #: Seconds after which a stream ends (the browser asks again, with the permissions that it has by then), and after which
 #: a silent one says something, because proxies cut what is silent.
@@ -137,7 +137,7 @@ def _ear(alias: str, stack: ExitStack) -> Any:
 
 
 def _sleep(ears: list[Any]) -> None:
-    """Sleep until a new job rings, or for :data:`LOOK`."""
+    """Sleep until a new job is told of, or for :data:`LOOK`."""
     time.sleep(LEAST)
     heard, _, _ = select.select(ears, [], [], LOOK - LEAST)
     for ear in heard:

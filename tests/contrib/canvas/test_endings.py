@@ -19,7 +19,8 @@ from jobs.lifecycle import transitions
 from jobs.models import ChordPart, Job, Node
 from tests import tasks
 from tests.helpers.concurrency import cut
-from tests.helpers.harness import claim, effects, run, run_ready
+from tests.helpers.harness import Worker, claim, effects, in_body, run, run_ready, wait_ended
+from tests.helpers.servers import wait_for
 from tests.models import Effect
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
@@ -274,3 +275,14 @@ def test_why_says_that_a_job_was_replaced(node, capsys):
     run_ready()
     call_command("jobs", "why", result.id)
     assert "was replaced" in capsys.readouterr().out
+
+
+@pytest.mark.core
+def test_the_errback_of_a_killed_job_runs(tmp_path):
+    started, gate = tmp_path / "started", tmp_path / "gate"
+    with Worker(concurrency=1):
+        result = tasks.gated.apply_async(("a", str(started), str(gate)), link_error=tasks.effect.si("told"))
+        in_body(result.id, started)
+        call_command("jobs", "kill", result.id)
+        wait_ended(result.id)
+        wait_for(lambda: effects() == {"told": 1}, 20, f"the errback ran: {effects()}")

@@ -15,14 +15,22 @@ import pytest
 from celery import chain, chord, group, shared_task, signals
 from django.db import connections, transaction
 
-from jobs import Cancel
+from jobs import Cancel, Task
 from jobs.conf import syncpoints
 from jobs.contrib.canvas import chords
 from jobs.contrib.canvas.models import Chord, ChordPart
 from jobs.lifecycle import transitions
 from jobs.models import Job
 from tests import tasks
-from tests.helpers.harness import Worker, claim, effects, run, run_ready, wait_ended
+from tests.helpers.harness import (
+    Worker,
+    claim,
+    effects,
+    run,
+    run_ready,
+    wait_ended,
+)
+from tests.helpers.servers import wait_for
 from tests.models import Effect
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
@@ -533,3 +541,35 @@ def test_a_thousand_parts_and_a_worker_that_is_killed_every_two_seconds():
             worker.kill()
     assert job.state == "succeeded"
     assert effects() == dict.fromkeys([*parts, "body"], 1)
+
+
+@pytest.mark.core
+def test_links_chains_groups_and_chords_travel():
+    with Worker() as worker:
+        chain = tasks.add.apply_async((1, 2), link=tasks.effect.si("linked"))
+        (tasks.add.s(1, 2) | tasks.add.s(3) | tasks.effect.si("chained")).apply_async()
+        wait_ended(chain.id)
+        wait_for(lambda: set(effects()) >= {"linked", "chained"}, 20, f"follow-ups ran: {worker.text()[-500:]}")
+    jobs = Job.objects.all()
+    assert jobs.count() == 5
+    assert set(jobs.values_list("state", flat=True)) == {"succeeded"}
+    assert sorted(job.result for job in jobs if job.task.endswith("add")) == [3, 3, 6]
+
+
+def nothing():
+    pass
+
+
+class RetriesBeforeItStarts(Task):
+    abstract = True
+
+    def before_start(self, task_id, args, kwargs):
+        if self.request.retries == 0:
+            raise self.retry(countdown=0)
+
+
+def test_a_retry_before_the_body_keeps_what_follows(declare, node):
+    job = declare(base=RetriesBeforeItStarts, body=nothing).apply_async(link=tasks.effect.si("linked"))
+    run_ready()
+    assert Job.objects.get(pk=job.id).retries == 1
+    assert Job.objects.filter(task=tasks.effect.name, state="succeeded").count() == 1

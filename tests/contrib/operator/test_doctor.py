@@ -37,7 +37,8 @@ def test_all_is_well():
         out = io.StringIO()
         call_command("jobs", "doctor", stdout=out)
     assert error == ""
-    assert set(found) == {"database 'default'", "settings", "broker", "locks", "rings of 'default'", "workers", "probe"}
+    heard = "notifications of 'default'"
+    assert set(found) == {"database 'default'", "settings", "broker", "locks", heard, "workers", "probe"}
     assert all(each["is_well"] for each in found.values())
     assert [line.split()[0] for line in out.getvalue().splitlines()] == ["ok"] * 7
     assert set(Job.objects.values_list("state", flat=True)) == {"succeeded"}
@@ -71,9 +72,9 @@ def test_a_broker_that_is_away(use_broker):
     assert "Jobs run without it" in found["broker"]["says"]
 
 
-def test_rings_that_are_not_heard(monkeypatch):
+def test_notifications_that_are_not_heard(monkeypatch):
     monkeypatch.setattr(wakeups, "hears", lambda alias: False)
-    said = examine("--no-probe")[0]["rings of 'default'"]
+    said = examine("--no-probe")[0]["notifications of 'default'"]
     # A job is found nevertheless.
     assert said["is_well"]
     if connection.vendor == "postgresql":
@@ -113,4 +114,4 @@ def test_what_is_worth_a_look_and_no_fault_is_a_note(monkeypatch):
     assert any(line.startswith("WRONG nobody: the oldest ready job has waited") for line in lines)
     assert any(line.startswith("ok    settings: ") for line in lines)
     if connection.vendor == "postgresql":
-        assert any(line.startswith("note  rings of 'default': are not heard") for line in lines)
+        assert any(line.startswith("note  notifications of 'default': are not heard") for line in lines)

@@ -29,6 +29,7 @@ from jobs.worker import supervisor
 from tests import tasks
 from tests.helpers.gates import once_only, wait_for_file
 from tests.helpers.harness import Worker, claim, deliver, effects, in_body, run, wait_ended, wait_state
+from tests.helpers.redactions import SECRET, of_job, redact, text_of
 from tests.helpers.rows import make, say
 from tests.helpers.servers import wait_for
 from tests.models import Effect
@@ -400,3 +401,18 @@ def test_progress_in_other_letters_costs_no_statement(node, monkeypatch, letter)
         assert not written
     finally:
         run.slot.free()
+
+
+def test_progress_does_not_tell_it(settings, admin_client, client):
+    job = make("running", kwargs={"note": SECRET})
+    stored.Store().write(job.task_id, said_of(f"writes to {SECRET}"), 60.0, job.lease)
+    token = public.token_of(job)
+    redact(settings)
+    pages = text_of(admin_client, ("job_change", [job.pk]), ("job_changelist", []), ("dashboard", []))
+    text = pages + of_job(job) + json.dumps(public.of(public.by_token(token)))
+    assert SECRET not in text
+    assert "writes to ***" in text
+
+
+def said_of(text: str) -> str:
+    return json.dumps({"status": "PROGRESS", "result": {"current": 1, "total": 2, "description": text}})

@@ -39,6 +39,7 @@ from jobs.task import Task
 from jobs.testing import run_jobs
 from tests import tasks
 from tests.faults.clock import clock
+from tests.helpers import checked
 from tests.helpers.harness import ROOT, Worker, environment, wait_reached
 from tests.helpers.rows import let_heartbeat, make_node
 from tests.helpers.servers import die_with_parent, wait_for
@@ -694,3 +695,9 @@ def test_decide_is_done_once_for_each_tick_even_by_hand(beat):
     known = entries.gather(current_app)[0]["e"]
     assert decide(known) == (1, 0)
     assert decide(known) is None
+
+
+def test_an_entry_of_the_schedule_that_cannot_run():
+    wrong = checked.app(beat_schedule={"nightly": {"task": "shop.tasks.report", "schedule": "at night"}})
+    [message] = [each for each in checks.check_celery(wrong) if each.id == "jobs.W023"]
+    assert "'nightly': 'at night' must be seconds" in message.msg

@@ -16,12 +16,14 @@ from django.conf import settings
 from django.db import connection
 from kombu import Connection, Exchange, Queue
 
+from jobs import checks
 from jobs.contrib.transport import transport
 from jobs.contrib.transport.transport import BUSY_POLL, IDLE_POLL
 from jobs.models import Node
 from jobs.store import databases
 from jobs.store.databases import SideDatabase
 from tests import tasks
+from tests.helpers import checked
 from tests.helpers.harness import ROOT, Worker, effects, environment, in_body, wait_ended
 from tests.helpers.servers import wait_for
 
@@ -309,3 +311,10 @@ def test_the_group_of_a_worker_dies_with_it():
         os.kill(worker.process.pid, signal.SIGKILL)
         worker.process.wait()
         wait_for(lambda: not worker.pids(), 15, "nobody is left")
+
+
+def test_the_checks_have_nothing_to_say_about_it():
+    own = checked.app("jobs://")
+    own.task(name="t.job")(checked.body)
+    assert checks.check_celery(own) == []
+    assert checks.for_worker(checked.worker(own)) == []

@@ -9,7 +9,7 @@ import uuid
 
 import pytest
 from django.contrib.admin import site
-from django.contrib.auth.models import Permission, User
+from django.contrib.auth.models import User
 from django.db import connection
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
@@ -18,13 +18,13 @@ from django.utils import timezone
 
 from jobs.idempotency import locks
 from jobs.idempotency.locks import lock
-from jobs.models import Job, Marker, Node, State
-from tests.helpers.rows import let_heartbeat, make
+from jobs.models import Job, Node, State
+from tests.helpers.admin_list import LIST, ids, links, listed, page, short
+from tests.helpers.rows import make
 from tests.tasks import locked, noop
 
 pytestmark = pytest.mark.django_db
 
-LIST = reverse("admin:jobs_job_changelist")
 ERROR = {
     "type": "ValueError",
     "message": "the message",
@@ -33,30 +33,6 @@ ERROR = {
     "attempt": 3,
 }
 EVIL = "<script>alert(1)</script>"
-
-
-@pytest.fixture
-def viewer(client):
-    """A client of somebody who may look at jobs and nodes, and do nothing else."""
-    user = User.objects.create_user("viewer", is_staff=True)
-    user.user_permissions.set(Permission.objects.filter(codename__in=("view_job", "view_node")))
-    client.force_login(user)
-    return client
-
-
-def page(job: Job) -> str:
-    return reverse("admin:jobs_job_change", args=[job.pk])
-
-
-def listed(client, **query: object) -> list[str]:
-    """The ids on the list, short as they stand there."""
-    response = client.get(LIST, query)
-    assert response.status_code == 200, response
-    return re.findall(r'<th class="field-short_id"><a href="[^"]*">([0-9a-f]{8})</a>', response.content.decode())
-
-
-def short(*jobs: Job) -> list[str]:
-    return [str(job.pk)[-8:] for job in jobs]
 
 
 # Cost
@@ -137,22 +113,6 @@ def test_newest_job_is_first(viewer):
     assert listed(viewer) == short(jobs[1], jobs[2], jobs[0])
 
 
-def test_empty_list_says_so(viewer):
-    assert listed(viewer) == []
-    assert "No jobs yet." in viewer.get(LIST).content.decode()
-    assert "No jobs fit." in viewer.get(LIST, {"queue": "mail"}).content.decode()
-
-
-def ids(response) -> list[uuid.UUID]:
-    return [job.pk for job in response.context["cl"].result_list]
-
-
-def links(response) -> dict[str, str]:
-    """Where the four links of the paging lead, those that are there."""
-    found = re.search(r'(?s)<nav class="paginator job-pages".*?</nav>', response.content.decode())[0]
-    return {text: html.unescape(url) for url, text in re.findall(r'<a href="([^"]*)"[^>]*>([^<]*)</a>', found)}
-
-
 @pytest.mark.parametrize("clock", ["one moment", "of the database", "of the caller"])
 @pytest.mark.parametrize(("sort", "order"), [("", ["-pk"]), ("ended", ["-finished_at", "-pk"])])
 def test_pages_follow_each_other_without_gap_or_repetition(viewer, sort, order, clock):
@@ -229,35 +189,6 @@ def test_page_that_does_not_exist_leads_back(viewer, place):
     assert (response.status_code, response.url) == (302, f"{LIST}?e=1")
 
 
-def test_filters_in_words(viewer):
-    node = Node.objects.create(hostname="web7", pid=1)
-    smtp = {**ERROR, "type": "SMTPConnectError"}
-    job = make(
-        "failed", task="shop.mail", queue="mail", node=node, error=smtp, marker_key="welcome:1", args=["ada@é.org"]
-    )
-    new = make("scheduled", unique_key="nightly", created_at=timezone.now() + datetime.timedelta(hours=1))
-    asked = {"task": "shop.*", "queue": "mail", "node": "web7", "error": "SMTPConnectError", "key": "welcome:1"}
-    asked |= {"contains": "ada@é", "since": "1h", "until": str(timezone.now())}
-    for name, value in asked.items():
-        expected = [new, job] if name == "since" else [job]
-        assert listed(viewer, **{name: value}) == short(*expected), name
-    assert listed(viewer, **asked) == short(job)
-    assert listed(viewer, node=node.pk) == listed(viewer, node=str(node.pk)[:8]) == short(job)
-    assert listed(viewer, key="nightly") == short(new)
-    assert listed(viewer, contains="welcome:1") == []
-    text = viewer.get(LIST, {**asked, "state__exact": "failed"}).content.decode()
-    assert '<input type="hidden" name="state__exact" value="failed">' in text
-    assert 'name="queue" value="mail"' in text
-
-
-def test_a_filter_that_says_nothing_says_what_it_should_be(viewer):
-    make()
-    response = viewer.get(LIST, {"since": "soon"})
-    assert next(str(each) for each in response.context["messages"]).startswith("Created since: ")
-    assert ids(response) == []
-    assert viewer.get(LIST, {"queue": "\0"}).status_code == 400
-
-
 @pytest.mark.parametrize(
     "query",
     ["kwargs__password__startswith=s", "result__x=1", "args__icontains=s", "options__headers__contains=s",
@@ -268,42 +199,10 @@ def test_nobody_finds_out_a_value_by_asking_for_it(viewer, query):
     assert viewer.get(f"{LIST}?{query}").status_code in (302, 400)
 
 
-def test_orders_and_pages_keep_every_filter(viewer):
-    parent = make()
-    for _ in range(60):
-        make(parent_id=parent.pk)
-    first = viewer.get(LIST, {"parent": str(parent.pk)})
-    second = viewer.get(LIST + links(first)["Next page"])
-    urls = [links(second)["First page"], links(second)["Previous page"]]
-    urls += re.findall(r'<a href="([^"]*)"[^>]*>(?:newest|oldest|ended last)</a>', second.content.decode())
-    assert len(urls) == 5
-    assert all(f"parent={parent.pk}" in url for url in urls), urls
-
-
-def test_nobody_searches_arguments_that_nobody_may_see(viewer, settings):
-    make(args=["secret"])
-    assert len(listed(viewer, contains="secret")) == 1
-    settings.JOBS = {**settings.JOBS, "REDACT": "tests.helpers.redactions.hide_secrets"}
-    assert 'name="contains"' not in viewer.get(LIST).content.decode()
-    assert viewer.get(LIST, {"contains": "secret"}).status_code == 302
-
-
 @pytest.mark.parametrize("state", State.values)
 def test_filter_by_state(viewer, state):
     jobs = {name: make(name) for name in State.values}
     assert listed(viewer, state__exact=state) == short(jobs[state])
-
-
-def test_filter_by_date(viewer):
-    week, day, hour = (make(age=age) for age in (3 * 86400, 7200, 60))
-    # The id of a job that another program called says no time.
-    foreign = make(id=uuid.UUID(int=4 << 76 | 2 << 62), made_at=timezone.now() - datetime.timedelta(hours=3))
-    make(age=9 * 86400)
-    assert listed(viewer, created="1h") == short(hour)
-    assert listed(viewer, created="1d") == short(hour, day, foreign)
-    assert listed(viewer, created="1w") == short(hour, day, week, foreign)
-    assert listed(viewer, until="150min") == [each for each in listed(viewer) if each not in short(hour, day)]
-    assert len(listed(viewer, created="soon")) == 5
 
 
 def test_search_by_id(viewer):
@@ -347,22 +246,6 @@ def test_scheduled_jobs_are_listed_soonest_first(viewer):
     assert listed(viewer, state__exact="scheduled") == short(soon, late)
 
 
-def test_states_and_queues_are_counted(viewer):
-    make("failed")
-    for _ in range(2):
-        make("ready", queue="mail")
-    text = viewer.get(LIST).content.decode()
-    for words in ("failed (1)", "ready (2)", "mail (2)"):
-        assert words in text
-
-
-def test_of_the_failed_and_cancelled_the_newest_are_counted(viewer, monkeypatch):
-    monkeypatch.setattr("jobs.contrib.operator.pages.jobs.SEEN", 3)
-    for state in ("failed", "failed", "cancelled", "failed"):
-        make(state)
-    assert "failed (2+)" in viewer.get(LIST).content.decode()
-
-
 # The page of a job
 
 
@@ -375,22 +258,6 @@ def test_frames_of_the_project_come_before_the_traceback(viewer):
     assert own < page_text.index("<details><summary>Traceback</summary>")
 
 
-def test_what_belongs_to_a_job(viewer, admin_client):
-    job = make("succeeded", marker_key="welcome:1", unique_key="nightly")
-    child = make(parent_id=job.pk, options={"group_index": 2})
-    marker = Marker.objects.create(key="welcome:1", kind="task", job=job.pk)
-    text = html.unescape(admin_client.get(page(job)).content.decode()).partition("What belongs to it")[2]
-    for row, name in ((child, "job"), (marker, "marker")):
-        assert f'href="{reverse(f"admin:jobs_{name}_change", args=[row.pk])}"' in text
-    assert "ready, part 3" in text
-    for query in ("task=tests.tasks.effect", "queue=celery", "key=nightly", "key=welcome%3A1", f"parent={job.pk}"):
-        assert f'href="{LIST}?{query}"' in text
-    assert listed(admin_client, parent=job.pk) == short(child)
-    # Who may not see markers sees none here.
-    text = viewer.get(page(job)).content.decode().partition("What belongs to it")[2]
-    assert reverse("admin:jobs_marker_change", args=[marker.pk]) not in text
-
-
 def test_the_lock_of_a_job(viewer, monkeypatch):
     holder, waiting = (make(task=locked.name) for _ in range(2))
     assert "<dd>locked:x: free</dd>" in viewer.get(page(waiting)).content.decode()
@@ -399,22 +266,6 @@ def test_the_lock_of_a_job(viewer, monkeypatch):
     monkeypatch.setattr(locks, "look", lambda key: locks.Held(holder.pk, None))
     assert f'locked:x: held by the job <a href="{page(holder)}">' in viewer.get(page(waiting)).content.decode()
     assert "<dd>locked:x: held by this job</dd>" in viewer.get(page(holder)).content.decode()
-
-
-def test_the_life_of_a_job_is_drawn(viewer):
-    at = timezone.now()
-
-    def ago(seconds):
-        return at - datetime.timedelta(seconds=seconds)
-
-    errors = [{**ERROR, "at": ago(30).isoformat()}, {**ERROR, "at": "nonsense"}, "text"]
-    values = {"created_at": ago(100), "run_at": ago(90), "started_at": ago(60), "finished_at": ago(40), "lease": 1}
-    text = viewer.get(page(make("failed", errors=errors, **values))).content.decode()
-    assert 'aria-label="waited for its time: 10 s, waited for a worker: 30 s, ran: 20 s"' in text
-    assert text.count("<line ") == 1
-    assert "<title>ValueError: the message</title>" in text
-    again = make("scheduled", created_at=ago(100), run_at=at + datetime.timedelta(hours=1), started_at=ago(60), lease=2)
-    assert "earlier attempts: 40 s, waits for its time" in viewer.get(page(again)).content.decode()
 
 
 def test_a_job_as_a_call(viewer):
@@ -468,8 +319,7 @@ def test_nothing_that_a_job_says_becomes_markup(viewer):
         node=Node.objects.create(hostname=EVIL, pid=1),
     )  # fmt: skip
     done = make("succeeded", result=EVIL)
-    node = reverse("admin:jobs_node_change", args=[job.node_id])
-    for url in (LIST, page(job), page(done), node, reverse("admin:jobs_node_changelist"), f"{LIST}?q={EVIL}"):
+    for url in (LIST, page(job), page(done), f"{LIST}?q={EVIL}"):
         text = viewer.get(url).content.decode()
         assert "<script>alert" not in text
         assert "&lt;script&gt;alert(1)" in text
@@ -487,7 +337,7 @@ def test_an_action_of_the_whole_site_breaks_no_list(admin_client):
 def test_staff_without_permission_sees_nothing(client):
     client.force_login(User.objects.create_user("staff", is_staff=True))
     job = make("running")
-    for url in (LIST, page(job), reverse("admin:jobs_node_changelist")):
+    for url in (LIST, page(job)):
         assert client.get(url).status_code == 403
 
 
@@ -523,27 +373,3 @@ def test_badge_is_legible(viewer, state):
 
 
 # Nodes
-
-
-def test_nodes_are_listed_with_what_each_does(viewer):
-    now = timezone.now()
-    dead = Node.objects.create(hostname="dead1", pid=2, dead_at=now, tasks=["tests.tasks.effect"])
-    names = {"alive": {}, "stopping": {"stopping_at": now}, "quiet": {"queues": []}, "silent": {}}
-    names["stopped"] = {"dead_at": now, "signed_off": True}
-    nodes = {
-        name: Node.objects.create(**{"hostname": name, "pid": 1, "queues": ["celery", "mail"], **more})
-        for name, more in names.items()
-    }
-    for name, node in nodes.items():
-        if name != "silent":
-            let_heartbeat(node)
-    job = make("running", node=nodes["alive"])
-    found = viewer.get(reverse("admin:jobs_node_changelist")).content.decode()
-    for name in (*nodes, "died"):
-        assert re.search(f'<td class="field-status"><span class="job-state job-[a-z]*">{name}</span></td>', found), name
-    assert '<td class="field-served">celery, mail</td>' in found
-    assert f'<a href="{LIST}?state__exact=running&amp;node={nodes["alive"].pk}">1 effect</a>' in found
-    assert listed(viewer, state__exact="running", node=nodes["alive"].pk) == short(job)
-    text = viewer.get(reverse("admin:jobs_node_change", args=[dead.pk])).content.decode()
-    assert "tests.tasks.effect" in text
-    assert "_save" not in text

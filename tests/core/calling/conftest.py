@@ -1,20 +1,3 @@
 """An app of Celery's, and the same one of ours."""
 
-from __future__ import annotations
-
-import celery
-import pytest
-from celery import Celery
-
-from jobs.task import Task
-from tests.helpers.parity import make_app
-
-
-@pytest.fixture(scope="module")
-def stock() -> Celery:
-    return make_app(celery.Task)
-
-
-@pytest.fixture(scope="module")
-def ours() -> Celery:
-    return make_app(Task)
+from tests.helpers.parity import ours, stock  # noqa: F401  (fixtures)

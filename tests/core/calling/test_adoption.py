@@ -53,11 +53,11 @@ def test_a_message_gets_its_row_and_its_copies_are_the_same_job(node, key):
     assert effects() == {"a": 1}
 
 
-@pytest.mark.parametrize("options", parity.OPTIONS)
+@pytest.mark.parametrize("options", {**parity.OPTIONS, **parity.LINKS})
 @pytest.mark.parametrize("task", ["add", "limited", "routed"])
 def test_the_body_sees_the_request_of_the_message(stock, ours, node, options, task, monkeypatch):
     monkeypatch.setattr(calls, "celery_app", lambda: ours)
-    given = parity.OPTIONS[options]
+    given = {**parity.OPTIONS, **parity.LINKS}[options]
     if task != "add" and "kwargs" in given:
         pytest.skip("takes no such argument")
     name = f"parity.{task}"

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import datetime
-import json
-import re
 import uuid
-from decimal import Decimal
 
 import pytest
-from celery import chain, chord, group, signals
+from celery import signals
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 from kombu import Exchange, Queue
 from kombu.common import Broadcast
 
 from jobs.models import Job
-from tests.helpers.parity import ID, LATER, OPTIONS, QUEUES, resolve, seen_by_ours, seen_by_stock
+from tests.helpers.parity import ID, LATER, OPTIONS, QUEUES, ids_replaced, resolve, seen_by_ours, seen_by_stock
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -43,40 +40,6 @@ def test_expires_in_seconds_counts_on_the_clock_of_the_database(ours, monkeypatc
     monkeypatch.setattr("django.utils.timezone.now", lambda: now() - datetime.timedelta(hours=1))
     ours.tasks["parity.add"].apply_async((1,), expires=60)
     assert 50 < (Job.objects.get().expires_at - now()).total_seconds() < 70
-
-
-def ids_replaced(contexts: list[dict]) -> list[dict]:
-    """By their arguments, random ids numbered in the order of their appearance."""
-    numbers: dict[str, str] = {}
-    text = json.dumps(sorted(contexts, key=lambda context: json.dumps(context["args"])), sort_keys=True)
-
-    def number(match) -> str:
-        return numbers.setdefault(match.group(), f"id-{len(numbers)}")
-
-    return json.loads(re.sub(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", number, text))
-
-
-CANVAS = {
-    "chain": lambda add: chain(add.s(1, 2), add.s(3), add.s(4)),
-    "group": lambda add: group(add.s(1, 1), add.s(2, 2), add.s(3, 3)),
-    "group in a chain": lambda add: chain(add.s(1, 2), group(add.s(3), add.s(4))),
-    "immutable": lambda add: chain(add.si(1, 2), add.si(3, 4)),
-    "a chain of decimals": lambda add: chain(add.s(Decimal(1), 2), add.s(Decimal("0.5"))),
-    "link on a chain": lambda add: chain(add.s(1, 2), add.s(3)).on_error(add.si(0, 0)),
-    "chord": lambda add: chord([add.s(1, 1), add.s(2, 2)], add.si(5, 6)),
-    "set": lambda add: add.s(1).set(queue="mail", priority=4),
-}
-
-
-@pytest.mark.parametrize("name", CANVAS)
-def test_the_bodies_of_a_canvas_see_what_they_would_have_seen(stock, ours, node, name):
-    def call(app):
-        CANVAS[name](app.tasks["parity.add"]).apply_async()
-
-    expected = seen_by_stock(stock, call)
-    sees = seen_by_ours(ours, call)
-    assert ids_replaced(sees) == ids_replaced(expected)
-    assert len(sees) >= 2 or name == "set"
 
 
 def test_headers_of_signal_receivers_are_taken_at_the_call(ours, node):

@@ -106,8 +106,6 @@ def test_each_option_of_celery_and_of_known_packages_may_be_declared(declare, na
     ("options", "text"),
     [
         ({"atomic": "no"}, "atomic='no' must be True or False"),
-        ({"every": "hour"}, "every='hour' must be seconds, a timedelta, a crontab"),
-        ({"catch_up": "no"}, "catch_up='no' must be True or False"),
         ({"max_crashes": "3"}, "max_crashes='3' must be a whole number above 0"),
         ({"unique": "k", "unique_until": True}, "unique_until=True must be 'started' or 'finished'"),
         ({"unique": "k", "unique_for": "60"}, "unique_for='60' must be a number of seconds"),

@@ -15,27 +15,8 @@ from tests.helpers.harness import deliver, run_ready
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("node")]
 
 
-def nothing():
-    pass
-
-
 def five():
     return 5
-
-
-class RetriesBeforeItStarts(Task):
-    abstract = True
-
-    def before_start(self, task_id, args, kwargs):
-        if self.request.retries == 0:
-            raise self.retry(countdown=0)
-
-
-def test_a_retry_before_the_body_keeps_what_follows(declare):
-    job = declare(base=RetriesBeforeItStarts, body=nothing).apply_async(link=tasks.effect.si("linked"))
-    run_ready()
-    assert Job.objects.get(pk=job.id).retries == 1
-    assert Job.objects.filter(task=tasks.effect.name, state="succeeded").count() == 1
 
 
 class TakesAnArgument(Task):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import io
 import json
 
@@ -11,15 +10,12 @@ from celery import current_app
 from django.contrib.admin.models import LogEntry
 from django.core.management import CommandError, call_command
 from django.urls import reverse
-from django.utils import timezone
 
-from jobs.contrib.operator import problems, status
-from jobs.inspection.verify import verify
 from jobs.lifecycle import queues, transitions
 from jobs.models import Job, Pause
 from tests import tasks
 from tests.helpers.harness import Worker, claim, deliver, effects, wait_ended
-from tests.helpers.rows import let_heartbeat, make, make_node
+from tests.helpers.rows import make
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -92,24 +88,6 @@ def test_what_runs_goes_on_and_waits_to_run_again(node):
     assert deliver(result)[0] == "UNCLAIMED"
     job.refresh_from_db()
     assert (job.state, job.lease) == ("ready", 1)
-
-
-def test_nobody_calls_it_late_that_a_paused_queue_waits(worker):
-    make("ready", age=3600)
-    queues.pause("celery")
-    report = verify(patient=False)
-    assert report.violations == report.recovering == 0
-    assert "has waited" not in "".join(each.text for each in problems.of(status.gather(live=True)))
-    queues.resume("celery")
-    assert verify(patient=False).violations == 1
-    assert "has waited" in "".join(each.text for each in problems.of(status.gather(live=True)))
-
-
-@pytest.fixture
-def worker():
-    """One that has been there for an hour, and does nothing."""
-    node = make_node(concurrency=1, started_at=timezone.now() - datetime.timedelta(hours=1))
-    let_heartbeat(node)
 
 
 def test_commands():

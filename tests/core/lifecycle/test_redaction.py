@@ -16,13 +16,11 @@ from django.urls import reverse
 from jobs import checks
 from jobs.calling import request
 from jobs.conf import problems
-from jobs.inspection import public
 from jobs.lifecycle.redaction import Shown
 from jobs.lifecycle.run import Run
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job, Marker
 from jobs.models.values import jsonable, scrub
-from jobs.store import stored
 from jobs.worker import celery_events, runner
 from tests import tasks
 from tests.helpers.redactions import ENTRY, SECRET, failed, of_job, redact, text_of
@@ -117,7 +115,7 @@ def test_errors_do_not_tell_an_argument_that_is_hidden(settings, admin_client):
     job = failed()
     assert SECRET in of_job(job)
     redact(settings)
-    pages = text_of(admin_client, ("job_change", [job.pk]), ("job_changelist", []), ("dashboard", []))
+    pages = text_of(admin_client, ("job_change", [job.pk]), ("job_changelist", []))
     text = pages + of_job(job)
     assert SECRET not in text
     assert "no account ***" in text
@@ -183,21 +181,6 @@ def test_a_project_may_hide_all_texts(settings, admin_client):
     redact(settings, "tests.helpers.redactions.hide_errors_and_keys")
     text = text_of(admin_client, ("job_change", [job.pk]), ("job_changelist", [])) + of_job(job)
     assert "Ada of Paris" not in text
-
-
-def test_progress_does_not_tell_it(settings, admin_client, client):
-    job = make("running", kwargs={"note": SECRET})
-    stored.Store().write(job.task_id, said_of(f"writes to {SECRET}"), 60.0, job.lease)
-    token = public.token_of(job)
-    redact(settings)
-    pages = text_of(admin_client, ("job_change", [job.pk]), ("job_changelist", []), ("dashboard", []))
-    text = pages + of_job(job) + json.dumps(public.of(public.by_token(token)))
-    assert SECRET not in text
-    assert "writes to ***" in text
-
-
-def said_of(text: str) -> str:
-    return json.dumps({"status": "PROGRESS", "result": {"current": 1, "total": 2, "description": text}})
 
 
 def test_events_of_a_task_that_ran_do_not_tell_it(settings, monkeypatch):

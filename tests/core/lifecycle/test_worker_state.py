@@ -1,4 +1,4 @@
-"""What a process of the worker writes on the worker state is what the supervisor reads there, whatever happens to either."""
+"""What a process writes into the worker state is what the supervisor reads there, whatever happens to either."""
 
 from __future__ import annotations
 

@@ -547,7 +547,7 @@ def test_a_row_that_a_process_has_stays(own, as_batch):
 
 
 def test_a_row_is_no_orphan_while_a_process_claims(own):
-    """It has the row from the database, and has not yet said which job it runs; its claim is on the worker state before."""
+    """It has the row from the database, and has not yet said which job it runs; the worker state has its claim."""
     [job] = claimed()
     slot = worker_state.take()
     slot.rest(BUSY, job.token)

@@ -11,10 +11,9 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from jobs import __version__
-from jobs.models import Job
 from tests import tasks
 from tests.helpers.harness import Worker, wait_ended
-from tests.helpers.rows import ERROR, let_heartbeat, make, make_node
+from tests.helpers.rows import ERROR, let_heartbeat, make
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -46,28 +45,26 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize("verb", ["list", "status", "nodes"])
-def test_a_table_is_for_people_on_a_terminal_and_plain_in_a_pipe(verb, monkeypatch):
+def test_a_table_is_for_people_on_a_terminal_and_plain_in_a_pipe(monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("COLUMNS", "200")
     job = make("running", task="[red]shop.mail[/red]")
     let_heartbeat(job.node)
     looks = {}
     for name, out, options in (("terminal", Terminal(), {}), ("plain", Terminal(), {"no_color": True})):
-        call_command("jobs", verb, stdout=out, **({"force_color": True} if name == "terminal" else options))
+        call_command("jobs", "list", stdout=out, **({"force_color": True} if name == "terminal" else options))
         looks[name] = out.getvalue()
     with pytest.MonkeyPatch.context() as without:
         without.setitem(sys.modules, "rich.box", None)
-        call_command("jobs", verb, stdout=(out := Terminal()), force_color=True)
+        call_command("jobs", "list", stdout=(out := Terminal()), force_color=True)
         looks["without rich"] = out.getvalue()
     assert "\x1b[" in looks["terminal"]
     assert "─" in looks["terminal"]
-    for look in (looks["plain"], looks["without rich"], run(verb)):
+    for look in (looks["plain"], looks["without rich"], run("list")):
         assert "\x1b[" not in look
         assert "─" not in look
-    if verb == "list":
-        assert str(job.pk) in looks["terminal"]
-        assert "[red]" in looks["terminal"], "what a job says is no markup"
+    assert str(job.pk) in looks["terminal"]
+    assert "[red]" in looks["terminal"], "what a job says is no markup"
 
 
 def test_show_has_everything():
@@ -94,16 +91,3 @@ def test_nodes_of_a_real_worker(settings, version):
         assert (found["id"], found["alive"], found["queues"]) == (str(worker.node.pk), True, ["celery"])
         assert (found["version"], found["pool"], found["concurrency"]) == (version or __version__, "prefork", 3)
         assert "prefork 3" in run("nodes")
-
-
-def test_nodes_that_are_silent():
-    with pytest.raises(CommandError, match="No worker is alive"):
-        run("nodes")
-    node = make_node()
-    out = io.StringIO()
-    with pytest.raises(CommandError, match="No worker is alive"):
-        call_command("jobs", "nodes", stdout=out)
-    assert "(silent)" in out.getvalue()
-    let_heartbeat(node)
-    run("nodes")
-    assert not Job.objects.exists()

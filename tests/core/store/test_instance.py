@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sqlite3
 import threading
@@ -17,10 +16,9 @@ from django.conf import settings
 from django.core.management import CommandError, call_command
 from django.db import connection, connections, transaction
 
-from jobs.contrib.operator import activation
-from jobs.lifecycle import completion, transitions
+from jobs.lifecycle import transitions
 from jobs.models import Instance, Job, Node
-from jobs.store import databases, identity, sqlite
+from jobs.store import identity, sqlite
 from jobs.store.identity import NotAdopted
 from tests.helpers.harness import Worker, claim, effects, wait_ended
 from tests.tasks import effect, noop
@@ -71,6 +69,11 @@ def copied() -> Iterator[Callable[[], str]]:
             cursor.execute(f'DROP DATABASE IF EXISTS "{copy}" WITH (FORCE)')
 
 
+def adopt() -> None:
+    """What ``manage.py jobs adopt`` writes."""
+    Instance.objects.update(mark=identity.mark_of("default"))
+
+
 @pytest.mark.slow
 @on_one_broker
 @pytest.mark.core
@@ -89,7 +92,7 @@ def test_a_copy_runs_nothing_until_it_is_adopted(copied):
         assert (job.state, job.lease) == ("ready", 0)
         assert Node.objects.count() == nodes, "the refused worker left no trace"
 
-        assert adopt()["default"]["jobs"] == {"scheduled": 0, "ready": 1, "running": 0}
+        adopt()
         with Worker(concurrency=1):
             wait_ended(waiting)
         assert effects() == {"mail": 1}
@@ -147,7 +150,7 @@ def test_another_name_in_the_settings_is_another_instance(settings):
     settings.JOBS = {**settings.JOBS, "INSTANCE": "staging"}
     with pytest.raises(NotAdopted, match=r"'instance:production'.*'instance:staging'.*manage.py jobs adopt"):
         identity.check_all()
-    activation.activate("default")
+    adopt()
     identity.check_all()
     assert Instance.objects.get().mark == "instance:staging"
 
@@ -214,77 +217,6 @@ def test_maintenance_refuses_a_copy(subcommand, once):
 def test_maintenance_marks_a_fresh_database():
     call_command("jobs", "prune", "--once", stdout=StringIO())
     assert Instance.objects.get().mark == identity.mark_of("default")
-
-
-def adopt(*options: str) -> dict[str, Any]:
-    out = StringIO()
-    call_command("jobs", "adopt", "--json", *options, stdout=out)
-    return json.loads(out.getvalue())
-
-
-def say(*options: str) -> str:
-    out = StringIO()
-    call_command("jobs", "adopt", *options, stdout=out)
-    return out.getvalue()
-
-
-def test_adopt_says_what_will_run():
-    Instance.objects.create(mark="another")
-    effect.delay("ready")
-    effect.apply_async(["scheduled"], countdown=60)
-    would = say("--dry-run")
-    assert "was marked as 'another', would be adopted as" in would
-    assert "1 scheduled, 1 ready and 0 running jobs" in would
-    with pytest.raises(NotAdopted):
-        identity.check_all()
-    assert "is adopted as" in say()
-    identity.check_all()
-    assert "is marked as itself already" in say()
-    assert not adopt()["default"]["adopted"]
-
-
-def test_a_database_that_is_marked_as_itself_keeps_its_jobs():
-    """Whoever types ``adopt --cancel`` into production's terminal loses nothing."""
-    identity.check_all()
-    effect.delay("a")
-    with pytest.raises(CommandError, match="nothing was cancelled"):
-        call_command("jobs", "adopt", "--cancel")
-    assert Job.objects.get().state == "ready"
-
-
-def test_a_copy_is_not_adopted_while_somebody_works_on_it(monkeypatch):
-    Instance.objects.create(mark="another")
-    effect.delay("a")
-    monkeypatch.setattr(transitions, "cancel_waiting", lambda using, limit, why: 0)
-    with pytest.raises(CommandError, match="was not adopted"):
-        call_command("jobs", "adopt", "--cancel")
-    assert Instance.objects.get().mark == "another"
-
-
-def test_cancelling_a_copy_ends_what_its_original_runs():
-    node = Node.objects.create(hostname="original", pid=1)
-    ended, running = noop.delay().id, effect.delay("running").id
-    transitions.cancel(ended, "default")
-    claimed = claim(running, node.pk)
-    with databases.side() as side, side.cursor() as cursor:
-        cursor.execute(
-            "INSERT INTO jobs_message (queue, priority, payload, visible_at, deliveries) VALUES ('q', 0, '{}', 0, 0)"
-        )
-    waiting = [effect.delay("ready").id, effect.apply_async(["scheduled"], countdown=60).id]
-    assert claimed is not None
-    Instance.objects.create(mark="another")
-    found = adopt("--cancel")["default"]
-    assert found["jobs"] == {"scheduled": 1, "ready": 1, "running": 1}
-    assert found["messages"] == 1, "of a task that is no job"
-    assert (found["cancelled"], found["adopted"]) == (3, True)
-    assert activation.survey("default")["jobs"] == {"scheduled": 0, "ready": 0, "running": 0}
-    assert activation.survey("default")["messages"] == 0
-    for job in Job.objects.filter(pk__in=[running, *waiting]):
-        assert (job.state, job.error["type"]) == ("cancelled", "Cancelled")
-        assert "jobs adopt --cancel" in job.error["message"]
-    assert not completion.succeed(claimed, None, 0.0), "a run of the copy, if there is one, lost its lease"
-    assert claim(waiting[0], node.pk) is None
-    assert not Node.objects.filter(dead_at=None).exists()
 
 
 @pytest.mark.slow

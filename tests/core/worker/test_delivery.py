@@ -41,19 +41,6 @@ def test_countdown_and_retry_come_back_when_their_time_has_come():
     assert effects() == {"future": 1, "retried": 1}
 
 
-@pytest.mark.core
-def test_links_chains_groups_and_chords_travel():
-    with Worker() as worker:
-        chain = tasks.add.apply_async((1, 2), link=tasks.effect.si("linked"))
-        (tasks.add.s(1, 2) | tasks.add.s(3) | tasks.effect.si("chained")).apply_async()
-        wait_ended(chain.id)
-        wait_for(lambda: set(effects()) >= {"linked", "chained"}, 20, f"follow-ups ran: {worker.text()[-500:]}")
-    jobs = Job.objects.all()
-    assert jobs.count() == 5
-    assert set(jobs.values_list("state", flat=True)) == {"succeeded"}
-    assert sorted(job.result for job in jobs if job.task.endswith("add")) == [3, 3, 6]
-
-
 ENQUEUER = """
 import django, os, sys; django.setup()
 from django.db import transaction

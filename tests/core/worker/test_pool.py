@@ -29,8 +29,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def broker(request, use_broker):
     """With an event loop the pool has a pipe for each process, without one they share a pipe."""
     use_broker(request.getfixturevalue("redis_server").url if request.param == "redis" else "jobs://")
-    yield request.param
-    use_broker("jobs://")
+    return request.param
 
 
 class Bodies:

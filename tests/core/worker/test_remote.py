@@ -22,8 +22,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture(params=["jobs", pytest.param("redis", marks=pytest.mark.servers)])
 def broker(request, use_broker):
     use_broker(request.getfixturevalue("redis_server").url if request.param == "redis" else "jobs://")
-    yield request.param
-    use_broker("jobs://")
+    return request.param
 
 
 def name_of(worker: Worker) -> str:

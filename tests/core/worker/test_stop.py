@@ -27,8 +27,7 @@ def on(request, use_broker):
     def use(name: str) -> None:
         use_broker(request.getfixturevalue("redis_server").url if name == "redis" else "jobs://")
 
-    yield use
-    use_broker("jobs://")
+    return use
 
 
 #: The pool of a broker with an event loop, the one of a broker without, and those without processes.

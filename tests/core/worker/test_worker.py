@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import uuid
 
 import pytest
 from celery import current_app
@@ -21,8 +20,6 @@ from vine import promise
 
 from jobs.conf import syncpoints
 from jobs.conf.logs import log
-from jobs.contrib.operator import status
-from jobs.inspection import why
 from jobs.models import Node
 from jobs.worker.broker import _despite_leftovers
 from tests import tasks
@@ -155,25 +152,6 @@ def test_celerys_own_signals_are_sent_around_jobs(tmp_path):
     assert done == ["task_prerun", "task_success", "task_postrun"]
     assert failed == ["task_prerun", "task_failure", "task_postrun"]
     assert again == ["task_prerun", "task_retry", "task_postrun", *done]
-
-
-@pytest.mark.slow
-def test_a_worker_that_stops_says_so(tmp_path):
-    started, gate = tmp_path / "started", tmp_path / "gate"
-    with Worker(concurrency=1) as worker:
-        result = tasks.waits.delay("last", str(started), str(gate))
-        wait_for(started.exists, 20, "it runs")
-        [node] = status.gather(live=True)["nodes"]
-        assert (node["alive"], node["stopping"]) == (True, False)
-        worker.process.send_signal(signal.SIGTERM)
-        wait_for(lambda: status.gather(live=True)["nodes"][0]["stopping"], 20, "it says that it stops")
-        waiting = tasks.effect.delay("waits")
-        assert status.gather(live=True)["queues"][current_app.conf.task_default_queue]["workers"] == 0
-        [reason] = [each for each in why.explain(uuid.UUID(waiting.id))[1] if each.code == "no_worker"]
-        assert "was told to stop" in reason.says
-        gate.touch()
-        wait_ended(result.id)
-        worker.process.wait(30)
 
 
 @pytest.mark.slow
