@@ -9,7 +9,7 @@ from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
 from jobs import extensions
-from jobs.models.fields import JSONText, Sparse, uuid7
+from jobs.models.fields import Completed, JSONText, Sparse, uuid7
 
 # Else they would be tables of the app ``jobs``.
 extensions.need(__package__)
@@ -29,7 +29,7 @@ PARKED = Q(relayed_at__isnull=True, received_at__isnull=False)
 UNSENT = Q(number__isnull=False, sent_at__isnull=True, received_at__isnull=True)
 
 
-class Event(models.Model):
+class Event(Completed):
     """What happened: told here in the transaction in which it did, or received from another service."""
 
     #: In the order in which they were told here, or arrived.

@@ -15,7 +15,7 @@ from collections.abc import Container, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from django.db import transaction
+from django.db import connections, transaction
 from django.db.models import Q
 from django.db.models.functions import Now
 
@@ -153,7 +153,10 @@ def subscribe(app: Any, using: str) -> None:
         if not is_same:
             logger.info("%s handles %s from now on", name, each.pattern, extra={"action": "subscribed"})
     changes = (*_CHANGES, "since", "before", "defined_at", "seen_at")
-    rows.bulk_create(mine, update_conflicts=True, unique_fields=["service", "handler"], update_fields=changes)
+    # MySQL takes any unique key for it, and there is one.
+    names = connections[using].features.supports_update_conflicts_with_target
+    unique = ["service", "handler"] if names else None
+    rows.bulk_create(mine, update_conflicts=True, unique_fields=unique, update_fields=changes)
 
 
 def _said(row: Subscription) -> str:

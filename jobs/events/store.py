@@ -61,10 +61,13 @@ def insert(using: str, told: Mapping[str, Any]) -> None:
     """
     values = [told[column] for column in _TOLD]
     source = f"VALUES ({', '.join(['%s'] * len(_TOLD))})"
+    name = f"{told['name']} {told['order_key']}".replace("\0", " ")
     if told["order_key"] is not None and _is_postgresql(using):
         locked = "pg_advisory_xact_lock(hashtextextended(%s, 7215))"
         source = f"SELECT {', '.join(f'%s::{cast}' for cast in _TOLD.values())} FROM {locked}"
-        values.append(f"{told['name']} {told['order_key']}".replace("\0", " "))
+        values.append(name)
+    elif told["order_key"] is not None:
+        store.of(using).lock_names([f"told {name}"])
     with connections[using].cursor() as cursor:
         cursor.execute(f"INSERT INTO jobs_event ({', '.join(_TOLD)}) {source}", values)
 
@@ -118,7 +121,8 @@ def handled(using: str, tasks: Collection[str], queues: Collection[str], most: i
     parts = [*[_READY] * len(queues), *_PARTS]
     union = " UNION ALL ".join(_PART.format(sql, most, number) for number, sql in enumerate(parts))
     # Ids are in the order of time. PostgreSQL has no min() of UUIDs.
-    sql = f"""SELECT task, state = 'failed', count(*), min(CAST(id AS text)) FROM ({union}) AS found
+    first = "min(CAST(id AS text))" if _is_postgresql(using) else "min(id)"
+    sql = f"""SELECT task, state = 'failed', count(*), {first} FROM ({union}) AS found
         WHERE task IN ({", ".join(["%s"] * len(tasks))}) AND state <> 'cancelled' GROUP BY 1, 2"""
     return databases.ask(using, sql, *queues, *tasks)
 
@@ -172,15 +176,14 @@ def lock(using: str, keys: Iterable[str]) -> None:
     """No other process releases a job of these keys until the transaction ends. (SQLite has one writer.)"""
     if _is_postgresql(using):
         databases.ask(using, _LOCK.format(keys="%s"), sorted(keys))
+    else:
+        store.of(using).lock_names([f"line {key}" for key in keys])
 
 
 def release_first(using: str, key: str) -> str | None:
     """Release the first job of the key, if no other one is live; returns its queue."""
     if _is_postgresql(using):
         return _release_postgresql(using, key)
-    # Without a lock at first: most lines are empty.
-    if not databases.ask(using, f"SELECT 1 FROM jobs_job WHERE order_key = %s AND {_WAITS} LIMIT 1", key):
-        return None
     return (_release_sqlite if store.of(using).has_one_writer else _release)(using, key)
 
 
@@ -197,6 +200,9 @@ def _release_postgresql(using: str, key: str) -> str | None:
 
 
 def _release_sqlite(using: str, key: str) -> str | None:
+    # Without the write lock at first: most lines are empty.
+    if not databases.ask(using, f"SELECT 1 FROM jobs_job WHERE order_key = %s AND {_WAITS} LIMIT 1", key):
+        return None
     rows = databases.ask(using, RELEASE.format(key="%s", now=databases.NOW_SQLITE), key, key)
     return rows[0][0] if rows else None
 
@@ -205,7 +211,8 @@ def _release(using: str, key: str) -> str | None:
     line = Job.objects.using(using).filter(order_key=key, order_position__isnull=False, state=State.SCHEDULED)
     others = Job.objects.using(using).filter(order_key=OuterRef("order_key"), order_position=None, state__in=LIVE)
     with transaction.atomic(using=using):
-        first = line.select_for_update().order_by("order_position").values_list("pk", "queue").first()
+        lock(using, [key])
+        first = line.order_by("order_position").values_list("pk", "queue").first()
         if first is None:
             return None
         mine = line.filter(~Exists(others), pk=first[0])

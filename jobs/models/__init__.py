@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy as _
 from jobs import extensions
 from jobs.models import columns
 from jobs.models.columns import ORDER
-from jobs.models.fields import JSONText, Sparse, Typed, Word, time_of, uuid7
+from jobs.models.fields import Completed, JSONText, Sparse, Typed, Word, time_of, uuid7
 
 
 class State(models.TextChoices):
@@ -132,7 +132,7 @@ OWNED = Q(node__isnull=False, token__isnull=False, started_at__isnull=False)
 FINISHED = Q(state__in=ENDED, finished_at__isnull=False) | (~Q(state__in=ENDED) & Q(finished_at__isnull=True))
 
 
-class Job(models.Model):
+class Job(Completed):
     """One call of a task, from the commit that made it to its end. Columns that most calls do not need are NULL."""
 
     State = State

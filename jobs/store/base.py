@@ -316,6 +316,12 @@ class Store:
     def lock_writer(self, model: Any) -> None:
         """Where rows have no locks: take that of the whole database."""
 
+    def lock_names(self, names: Collection[str]) -> None:
+        """Wait until no other transaction has locked one of these names; they are locked until this one ends.
+
+        Nothing where there is one writer.
+        """
+
     # The clock
 
     #: Whether a job waits in a queue; the same among those that came a moment ago.

@@ -420,7 +420,8 @@ class SideDatabase:
                 with connection.cursor() as cursor:
                     yield cursor
             except Error as exc:
-                if sqlstate(exc) in REFUSES or not connection.is_usable():
+                # Without a connection Django raises AttributeError on MySQL.
+                if sqlstate(exc) in REFUSES or connection.connection is None or not connection.is_usable():
                     self.close()
                 raise
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import datetime
 import math
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
+from hashlib import sha256
 from typing import Any
 
 from django.db import OperationalError, transaction
@@ -17,7 +19,12 @@ from django.db.models.functions import Now
 
 from jobs.models import CLAIMABLE, Job
 from jobs.models.columns import BY_ORDER, ORDER
-from jobs.store import base
+from jobs.store import base, databases
+
+#: Their rows are never seen: who inserts one deletes it, and whoever inserts it too waits for the end of the
+#: transaction. (A lock of the server's own, GET_LOCK, would outlive it.)
+_LOCKS = "CREATE TABLE IF NOT EXISTS jobs_locked_name (name binary(32) PRIMARY KEY) ENGINE=InnoDB"
+_LOCK = "INSERT INTO jobs_locked_name (name) VALUES {} ON DUPLICATE KEY UPDATE name = VALUES(name)"
 
 #: The claim recorded the session. It is left alone if another run uses it by now, or the server was started since:
 #: then its number was given anew.
@@ -33,9 +40,17 @@ WHERE j.id IN ({ids}) AND j.state IN ('running', 'cancelled') AND j.backend IS N
 """
 
 _COLLATIONS = "SELECT table_name, table_collation FROM information_schema.tables WHERE table_schema = DATABASE()"
+_INDEXES = """
+SELECT table_name, index_name, column_name FROM information_schema.statistics
+WHERE table_schema = DATABASE() ORDER BY table_name, index_name, seq_in_index
+"""
 
 #: Its own sessions a login sees, and may end.
 SESSIONS = "SELECT id FROM information_schema.processlist WHERE id IN ({ids}) AND id <> CONNECTION_ID()"
+
+#: Those that are in a transaction. The server tells a login that has the privilege PROCESS.
+BUSY = "SELECT trx_mysql_thread_id FROM information_schema.innodb_trx"
+NOT_ALLOWED = 1227
 
 
 class MySQL(base.Store):
@@ -81,23 +96,12 @@ class MySQL(base.Store):
                 if table in tables and table not in tied and collation != exact:
                     name = editor.quote_name(table)
                     editor.execute(f"ALTER TABLE {name} CONVERT TO CHARACTER SET utf8mb4 COLLATE {exact}")
-            for model in tables.values():
-                self._complete_table(editor, model)
-
-    def _complete_table(self, editor: Any, model: Any) -> None:
-        with self.connection.cursor() as cursor:
-            there = self.connection.introspection.get_constraints(cursor, model._meta.db_table)
-        partial = (index for index in model._meta.indexes if index.condition is not None and index.name in there)
-        for index in partial:
-            whole = _whole(index)
-            # Django leaves out the condition only.
-            if list(there[index.name]["columns"]) != [model._meta.get_field(name).column for name in whole.fields]:
-                editor.remove_index(model, index)
-                editor.add_index(model, whole)
-        for constraint in model._meta.constraints:
-            is_partial = isinstance(constraint, UniqueConstraint) and constraint.condition is not None
-            if is_partial and constraint.name not in there:
-                editor.execute(_computed(model, constraint, editor))
+            there: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+            for table, index, column in self.ask(_INDEXES):
+                there[table][index].append(column)
+            for name, model in tables.items():
+                _complete_table(editor, model, there[name])
+            editor.execute(_LOCKS)
 
     @contextmanager
     def bounded(self, seconds: float) -> Iterator[None]:
@@ -116,6 +120,13 @@ class MySQL(base.Store):
             with suppress(raw.Error), closing(raw.cursor()) as cursor:
                 cursor.execute(f"SET innodb_lock_wait_timeout = {seconds}")
 
+    def lock_names(self, names: Collection[str]) -> None:
+        keys = sorted(sha256(name.encode()).digest() for name in names)
+        if keys:
+            with self.connection.cursor() as cursor:
+                cursor.execute(_LOCK.format(", ".join(["(%s)"] * len(keys))), keys)
+                cursor.execute(f"DELETE FROM jobs_locked_name WHERE name IN ({', '.join(['%s'] * len(keys))})", keys)
+
     def heads(self, most: int) -> list[tuple[str, int, datetime.timedelta, int]]:
         """A part of a statement cannot look at the row around a derived table."""
         ready = Job.objects.using(self.using).filter(CLAIMABLE).order_by("queue", *ORDER)
@@ -123,7 +134,9 @@ class MySQL(base.Store):
         found, head = [], first.values_list("queue", "rank", "age").first()
         while head is not None:
             queue, rank, age = head
-            found.append((queue, rank, age, ready.filter(queue=queue, rank=rank)[:most].count()))
+            # Unsorted: it would sort all of them.
+            beside = ready.filter(queue=queue, rank=rank).order_by()[:most]
+            found.append((queue, rank, age, beside.count()))
             behind = Q(queue=queue, rank__gt=rank) | Q(queue__gt=queue)
             head = first.filter(behind, queue__gte=queue).values_list("queue", "rank", "age").first()
         return found
@@ -139,17 +152,40 @@ class MySQL(base.Store):
         left = {backend: uuid.UUID(str(key)) for key, backend in self.ask(sql, *values)}
         if not left:
             return [], set()
-        sessions = self.ask(SESSIONS.format(ids=", ".join(["%s"] * len(left))), *left)
-        for [session] in sessions:
+        found = {session for [session] in self.ask(SESSIONS.format(ids=", ".join(["%s"] * len(left))), *left)}
+        ended = [session for session in left if session in found & self._busy(found)]
+        for session in ended:
             # Race: it ends by itself at this moment.
             with suppress(OperationalError), self.connection.cursor() as cursor:
                 cursor.execute(f"KILL {int(session)}")
-        return [left[session] for [session] in sessions], set()
+        return [left[session] for session in ended], set()
+
+    def _busy(self, sessions: set[int]) -> set[int]:
+        """Those that are in a transaction; all, if this login may not know."""
+        try:
+            return {session for [session] in self.ask(BUSY)}
+        except OperationalError as exc:
+            if databases.code_of(exc) != NOT_ALLOWED:
+                raise
+            return sessions
 
     @contextmanager
     def watched(self, job: Job, seconds: float) -> Iterator[list[Any]]:
         """Only administrators see who waits for whom. So whoever holds the row for that long is taken for the run."""
         yield [True]
+
+
+def _complete_table(editor: Any, model: Any, there: Mapping[str, list[str]]) -> None:
+    for index in (index for index in model._meta.indexes if index.condition is not None):
+        whole = _whole(index)
+        # Django leaves out the condition only.
+        if there[index.name] != [model._meta.get_field(name).column for name in whole.fields]:
+            editor.remove_index(model, index)
+            editor.add_index(model, whole)
+    for constraint in model._meta.constraints:
+        is_partial = isinstance(constraint, UniqueConstraint) and constraint.condition is not None
+        if is_partial and constraint.name not in there:
+            editor.execute(_computed(model, constraint, editor))
 
 
 def _tied(model: Any) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -23,10 +24,10 @@ CELLS = {
     "postgres-jobs": (Postgres, None),
     "postgres-rabbitmq": (Postgres, RabbitMQ),
 }
+#: With tests of its own, those that start few workers.
+MARIADB = {"mariadb-jobs": (MariaDB, None)}
 #: The other pairs. No job is a message, so what a broker does to it does not depend on the database: where time is
 #: short, it is enough that each database and each broker is met.
-#: Which has tests of its own.
-MARIADB = {"mariadb-jobs": (MariaDB, None)}
 PAIRS = {"sqlite-rabbitmq": (None, RabbitMQ), "postgres-redis": (Postgres, Redis)}
 
 IS_WIDE = os.environ.get("JOBS_TEST_MATRIX") == "wide"
@@ -39,7 +40,7 @@ def run_cell(name: str, marks: str, *paths: str) -> None:
     # A queue of its own: other tests of this process may have used the broker.
     env = {**os.environ, "CELERY_TASK_DEFAULT_QUEUE": f"celery-{name}"}
     if database is not None:
-        made = f"{name}-{marks.replace(' ', '-')}"
+        made = re.sub(r"\W+", "-", f"{name}-{marks}")
         env["DATABASE_URL"] = server(database).create_database(made)  # type: ignore[attr-defined]
     if broker is not None:
         env["CELERY_BROKER_URL"] = server(broker).url
@@ -64,9 +65,9 @@ def test_what_a_database_decides_on_the_other_one():
 
 
 @pytest.mark.slow
-def test_core_on_mariadb():
+def test_what_a_database_decides_on_mariadb():
     """Those that start many workers take their time on the other databases."""
-    run_cell("mariadb-jobs", "core and not slow", "tests/core")
+    run_cell("mariadb-jobs", "(core or database) and not slow")
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import amqp
 import pytest
@@ -12,27 +13,38 @@ import pytest
 from jobs.contrib.event_broker.amqp import queue_of
 from tests.conftest import faults_mode, server
 from tests.faults.broker import Broker
-from tests.faults.database import Database, PostgresTemplate, SqliteTemplate
+from tests.faults.database import Database, MariaDatabase, ServerTemplate, SqliteTemplate
 from tests.faults.ledger import Ledger
 from tests.faults.services import Services
 from tests.helpers import servers
 from tests.helpers.loyalty import alias_of
 
-DATABASES = {"postgres": servers.Postgres, "sqlite": None}
+#: What a server is, and what its database is to a scenario.
+DATABASES: dict[str, tuple[Any, type[Database]]] = {
+    "postgres": (servers.Postgres, Database),
+    "mariadb": (servers.DurableMariaDB, MariaDatabase),
+}
 BROKERS = {"redis": servers.Redis, "rabbitmq": servers.RabbitMQ, "jobs": None}
 
 HERE = Path(__file__).parent
 
 
 def pytest_generate_tests(metafunc) -> None:
-    """One cell per scenario, the next for each next scenario; every cell in which it can occur with --faults=all."""
+    """One cell per scenario, the next for each next scenario; every cell in which it can occur with --faults=all.
+
+    MariaDB comes on top, with one broker, and in the quick selection.
+    """
     if "cell" not in metafunc.fixturenames:
         return
     marks = {mark.name: mark.args for mark in metafunc.definition.iter_markers()}
-    cells = list(product(marks.get("databases", ("postgres",)), marks.get("brokers", tuple(BROKERS))))
+    databases = [name for name in marks.get("databases", ("postgres",)) if name != "mariadb"]
+    cells = list(product(databases, marks.get("brokers", tuple(BROKERS))))
     if faults_mode(metafunc.config) not in ("all", "bounds"):
         cells = [cells[_turn(metafunc) % len(cells)]]
-    metafunc.parametrize("cell", cells, ids=["-".join(cell) for cell in cells])
+    params = [pytest.param(cell, id="-".join(cell)) for cell in cells]
+    if "mariadb" in marks.get("databases", ()):
+        params.append(pytest.param(("mariadb", "jobs"), id="mariadb-jobs", marks=pytest.mark.quick))
+    metafunc.parametrize("cell", params)
 
 
 def _turn(metafunc) -> int:
@@ -90,15 +102,14 @@ def pytest_terminal_summary(terminalreporter) -> None:
 @pytest.fixture(scope="session")
 def templates(tmp_path_factory, django_db_blocker):
     """The migrated databases, each made when the first scenario asks for it."""
-    made: dict[str, PostgresTemplate | SqliteTemplate] = {}
+    made: dict[str, ServerTemplate | SqliteTemplate] = {}
 
-    def template(name: str) -> PostgresTemplate | SqliteTemplate:
-        if name not in made:
-            made[name] = (
-                PostgresTemplate(server(servers.Postgres, "faults"))  # type: ignore[arg-type]
-                if name == "postgres"
-                else SqliteTemplate(tmp_path_factory.mktemp("template"))
-            )
+    def template(name: str) -> ServerTemplate | SqliteTemplate:
+        if name not in made and name in DATABASES:
+            kind, database = DATABASES[name]
+            made[name] = ServerTemplate(server(kind, "faults"), database)  # type: ignore[arg-type]
+        elif name not in made:
+            made[name] = SqliteTemplate(tmp_path_factory.mktemp("template"))
         return made[name]
 
     return template

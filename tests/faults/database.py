@@ -7,7 +7,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from django.core.management import call_command
 from django.db import InterfaceError, OperationalError, connection, connections
 
 from tests.conftest import not_installed, server
-from tests.helpers.servers import Missing, PgBouncer, Postgres, Server, wait_for
+from tests.helpers.servers import MariaDB, Missing, PgBouncer, Postgres, Server, wait_for
 
 SQLITE_OPTIONS = {
     "transaction_mode": "IMMEDIATE",
@@ -29,7 +29,7 @@ AWAY = (OperationalError, InterfaceError)
 
 
 class Database:
-    """PostgreSQL or SQLite; ``server`` is PostgreSQL's, to kill, pause and start again."""
+    """PostgreSQL or SQLite; ``server`` is the one to kill, pause and start again."""
 
     name = ""
 
@@ -261,6 +261,23 @@ class Database:
                 self._server.start()
 
 
+class MariaDatabase(Database):
+    def end(self, pids: list[int]) -> None:
+        with connection.cursor() as cursor:
+            for pid in pids:
+                # Race: it ends by itself at this moment.
+                with suppress(OperationalError):
+                    cursor.execute(f"KILL {pid}")
+
+    def _find(self, where: str) -> list[int]:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT id FROM information_schema.processlist "
+                f"WHERE db = DATABASE() AND id <> CONNECTION_ID() AND {where}"
+            )
+            return [pid for (pid,) in cursor.fetchall()]
+
+
 def _succeeds(action: Callable[..., object], *args: str) -> bool:
     try:
         action(*args)
@@ -288,11 +305,11 @@ def _dump_file(source: str, target: str) -> None:
         new.executescript("\n".join(old.iterdump()))
 
 
-class PostgresTemplate:
-    """A migrated database on a PostgreSQL server, of which every scenario gets a copy."""
+class ServerTemplate:
+    """A migrated database on a server, of which every scenario gets a copy."""
 
-    def __init__(self, server: Postgres) -> None:
-        self.server = server
+    def __init__(self, server: Postgres | MariaDB, kind: type[Database] = Database) -> None:
+        self.server, self._kind = server, kind
         with use(server.create_database("template")):
             call_command("migrate", run_syncdb=True, verbosity=0)
         self._copies = 0
@@ -301,7 +318,7 @@ class PostgresTemplate:
     def copy(self, directory: Path) -> Iterator[Database]:
         self._copies += 1
         name = f"scenario{self._copies}"
-        database = Database(self.server.create_database(name, template="template"), self.server)
+        database = self._kind(self.server.create_database(name, template="template"), self.server)
         try:
             with use(database.url):
                 yield database

@@ -41,9 +41,10 @@ def assert_nobody_is_blamed() -> None:
     assert not Job.objects.filter(node_losses__gte=conf().MAX_NODE_LOSSES / 2).exists()
 
 
+@pytest.mark.databases("postgres", "mariadb")
 @guard(LOST)
 def test_all_connections_terminated_once_a_second(ledger, database):
-    """``pg_terminate_backend``, as by an administrator or a pooler, in whatever statement they are.
+    """``pg_terminate_backend``, or KILL, as by an administrator or a pooler, in whatever statement they are.
 
     Guard: a body that lost its connection is handed back, and did not fail.
     """
@@ -58,6 +59,7 @@ def test_all_connections_terminated_once_a_second(ledger, database):
         assert_nobody_is_blamed()
 
 
+@pytest.mark.databases("postgres", "mariadb")
 @guard(LOST)
 @pytest.mark.quick
 def test_database_killed_and_restarted_under_load(ledger, database):
@@ -246,6 +248,7 @@ def test_idle_in_a_transaction_for_longer_than_the_server_allows(ledger, tmp_pat
     "point",
     ["before_claim", again("after_claim"), again("before_commit"), "after_completion", again("after_commit")],
 )
+@pytest.mark.databases("postgres", "mariadb")
 @guard(LOST, case="after_completion")
 def test_connection_ended_at(ledger, database, point):
     """``pg_terminate_backend`` in each phase of a run.

@@ -36,6 +36,7 @@ def silence(worker: Worker) -> float:
     return counts.silence()[worker.node.pk]
 
 
+@pytest.mark.databases("postgres", "mariadb")
 @pytest.mark.quick
 @guard("jobs.maintenance.rescue:rescue_all")
 def test_worker_killed_under_load(ledger):
@@ -50,6 +51,7 @@ def test_worker_killed_under_load(ledger):
         ledger.check(within=LOST_WORKER)
 
 
+@pytest.mark.databases("postgres", "mariadb")
 @pytest.mark.parametrize("link_is", ["closed", "half-open"])
 @guard("jobs.maintenance.zombies:end_backends", case="half-open")
 @guard("jobs.maintenance.rescue:rescue_all", case="closed")

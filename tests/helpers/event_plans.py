@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 
+import pytest
 from django.db import connection
 from django.db.models import Model
 
@@ -16,6 +17,8 @@ SOME = 3000
 
 def multiply(model: type[Model], key: str, **more: str) -> None:
     """Make 100,000 rows of the one that there is, each with a key of its own, and 5,000 order keys."""
+    if connection.vendor == "mysql":
+        pytest.skip("the plans of events are read on SQLite and PostgreSQL")
     new_key = "gen_random_uuid()" if connection.vendor == "postgresql" else "lower(hex(randomblob(16)))"
     names = [field.column for field in model._meta.concrete_fields if field.column not in (key, "id")]
     each = {"order_key": "order_key || (i %% 5000)", "number": "number + i", **more}

@@ -319,6 +319,9 @@ class Postgres(Server):
 class MariaDB(Server):
     name = "mariadb"
 
+    #: What was committed survives a kill of the server, as it is written to the kernel; the disk need not have it.
+    flush = 2
+
     def prepare(self) -> None:
         if not all(map(shutil.which, ("mariadbd", "mariadb-install-db"))):
             raise Missing("mariadbd (Debian: mariadb-server)")
@@ -342,8 +345,8 @@ class MariaDB(Server):
 
     def command(self) -> list[str]:
         where = [f"--datadir={self.data}", f"--port={self.port}", f"--socket={self.directory}/socket"]
-        # What was committed survives a kill of the server, as it is written to the kernel; the disk need not have it.
-        options = ["--bind-address=127.0.0.1", "--innodb-flush-log-at-trx-commit=2", "--max-connections=200"]
+        flush = f"--innodb-flush-log-at-trx-commit={self.flush}"
+        options = ["--bind-address=127.0.0.1", flush, "--max-connections=200"]
         return [*as_nobody(), *die_with_parent("mariadbd", "--no-defaults", *where, *options, "--skip-name-resolve")]
 
     def is_ready(self) -> bool:
@@ -359,9 +362,12 @@ class MariaDB(Server):
     def url(self) -> str:
         return f"mysql://root@127.0.0.1:{self.port}/mysql"
 
-    def create_database(self, name: str) -> str:
+    def create_database(self, name: str, template: str = "") -> str:
         self.execute(f"CREATE DATABASE `{name}`")
-        return self.url.rpartition("/")[0] + f"/{name}"
+        place = self.url.rpartition("/")[0]
+        if template:
+            self.dump(f"{place}/{template}", f"{place}/{name}")
+        return f"{place}/{name}"
 
     def drop_database(self, name: str) -> None:
         self.execute(f"DROP DATABASE `{name}`")
@@ -378,6 +384,12 @@ class MariaDB(Server):
 
         with contextlib.closing(MySQLdb.connect(host="127.0.0.1", port=self.port, user="root")) as connection:
             connection.cursor().execute(statement)
+
+
+class DurableMariaDB(MariaDB):
+    """As users have it."""
+
+    flush = 1
 
 
 class PgBouncer(Server):

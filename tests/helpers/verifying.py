@@ -27,10 +27,12 @@ def ago(seconds: float) -> datetime.datetime:
 @contextmanager
 def unguarded() -> Iterator[None]:
     """Without the CHECK constraints, as in a database that somebody has been at."""
-    quote = connection.ops.quote_name
+    #: PostgreSQL has no such switch.
+    switch = {"sqlite": "PRAGMA ignore_check_constraints = {}", "mysql": "SET check_constraint_checks = NOT {}"}
+    quote, ignore = connection.ops.quote_name, switch.get(connection.vendor)
     with connection.cursor() as cursor:
-        if connection.vendor == "sqlite":
-            cursor.execute("PRAGMA ignore_check_constraints = ON")
+        if ignore is not None:
+            cursor.execute(ignore.format(1))
         else:
             present = connection.introspection.get_constraints(cursor, "jobs_job")
             for name in [name for name, what in present.items() if what["check"]]:
@@ -39,10 +41,10 @@ def unguarded() -> Iterator[None]:
         yield
     finally:
         Job.objects.all().delete()
-        with connection.cursor() as cursor:
-            if connection.vendor == "sqlite":
-                cursor.execute("PRAGMA ignore_check_constraints = OFF")
-        if connection.vendor != "sqlite":
+        if ignore is not None:
+            with connection.cursor() as cursor:
+                cursor.execute(ignore.format(0))
+        else:
             with connection.schema_editor() as editor:
                 for constraint in Job._meta.constraints:
                     if isinstance(constraint, CheckConstraint):

@@ -10,10 +10,10 @@ from django.db.models import Q
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
-from jobs.models.fields import JSONText, uuid7
+from jobs.models.fields import Completed, JSONText, uuid7
 
 
-class Batch(models.Model):
+class Batch(Completed):
     """Many jobs with one name, one bar and one end (``jobs.batch``). How far it is, its jobs' rows say."""
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)

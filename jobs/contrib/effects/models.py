@@ -10,9 +10,10 @@ from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
 from jobs.models import Job, State
+from jobs.models.fields import Completed
 
 
-class Effect(models.Model):
+class Effect(Completed):
     """An external call: it was begun, and what the provider answered (``ledger.py``)."""
 
     class State(models.TextChoices):

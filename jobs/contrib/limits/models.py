@@ -9,8 +9,10 @@ from django.db.models import Q
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
+from jobs.models.fields import Completed
 
-class Limit(models.Model):
+
+class Limit(Completed):
     """A limit that somebody set by hand. It wins over the settings and the code (``limits.py``)."""
 
     #: A task's name, or ``@`` and that of a queue.
@@ -32,7 +34,7 @@ class Limit(models.Model):
         return self.name
 
 
-class RateLimiter(models.Model):
+class RateLimiter(Completed):
     """The state of one limit: when its rate lets the next job in, and whether jobs are held back at it.
 
     Times are seconds since 1970 by the database's clock.

@@ -41,7 +41,8 @@ EVIL = "<script>alert(1)</script>"
 def statements(client, url: str) -> list[str]:
     with CaptureQueriesContext(connection) as queries:
         assert client.get(url).status_code == 200
-    return [query["sql"] for query in queries]
+    # MySQL quotes in its own way.
+    return [query["sql"].replace("`", '"') for query in queries]
 
 
 def test_list_takes_the_same_statements_for_5_jobs_and_for_60(viewer):

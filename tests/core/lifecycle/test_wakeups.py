@@ -221,8 +221,10 @@ def listening(monkeypatch):
     wakeup, stopping = Wakeup(), threading.Event()
     monkeypatch.setattr(listener, "wakeup", wakeup)
     worker_state.queues = [queue()]
-    slot = worker_state.take()
     thread = listener.listener_of("default", stopping)
+    if thread is None:
+        pytest.skip("nothing tells other sessions of new jobs: the clock looks for them")
+    slot = worker_state.take()
     thread.start()
     # The first look finds nothing.
     time.sleep(0.3)

@@ -4,13 +4,18 @@ import time
 import uuid
 
 import pytest
+from django.apps import apps
 from django.db import IntegrityError, OperationalError, connection, transaction
 from django.utils import timezone
 
-from jobs import store
+from jobs import extensions, store
+from jobs.lifecycle.worker_state import worker_state
+from jobs.maintenance import clock, rescue
 from jobs.models import Job, Marker, Node
-from jobs.store import databases
-from tests.helpers.concurrency import open_transaction
+from jobs.store import databases, mysql
+from jobs.store.base import Claim
+from tests.helpers.concurrency import Elsewhere, open_transaction
+from tests.helpers.plans import analyze, asked_by, numbers
 from tests.helpers.rows import make
 
 pytestmark = [
@@ -57,16 +62,82 @@ def test_each_partial_index_has_a_whole_one_in_its_place():
     store.of("default").complete_schema([Job])
 
 
-def test_the_claim_reads_by_its_index():
-    Job.objects.bulk_create(Job(task="t", queue="celery") for _ in range(2000))
-    with connection.cursor() as cursor:
-        cursor.execute("ANALYZE TABLE jobs_job")
-        cursor.fetchall()
-    node = Node.objects.create(hostname="here", pid=1)
-    ready = store.of("default").ready("celery", node.pk)
-    plan = ready.values_list("pk")[:10].explain()
-    assert "jobs_job_ready" in plan
-    assert "filesort" not in plan
+def test_what_is_asked_all_the_time_reads_few_rows_however_many_wait(monkeypatch):
+    """50,000 jobs are ready, and as many are scheduled; a claim that sorted them would lock them all."""
+    for state, at in (("ready", "run_at"), ("scheduled", "run_at + INTERVAL 1 HOUR")):
+        make(state)
+        columns = [f"`{field.column}`" for field in Job._meta.concrete_fields if field.column not in ("id", "run_at")]
+        names = ", ".join(columns)
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"INSERT INTO jobs_job (id, run_at, {names}) SELECT UUID(), {at}, {names} "
+                f"FROM jobs_job, {numbers(50_000)} WHERE state = %s",
+                [state],
+            )
+    analyze("jobs_job")
+    node, at = Node.objects.create(hostname="here", pid=1), store.of("default")
+    monkeypatch.setattr(worker_state, "queues", ["celery"])
+    hot = {
+        "claim": lambda: at.claim(Claim("celery", node.pk, 10, 1)),
+        "look": lambda: at.look(["celery"], extensions.merged("looks").values()),
+        "poll": lambda: at.has_ready(["celery"]),
+        "tick": clock.tick,
+        "rescue": lambda: rescue.Rescue(databases.SideDatabase()).run_once(),
+    }
+    for query in hot.values():
+        assert asked_by(query, few=500)
+
+
+def test_nobody_is_warned_of_what_the_store_makes_up_for():
+    models = apps.get_app_config(Job._meta.app_label).get_models()
+    assert [message for model in models for message in model.check(databases=["default"])] == []
+
+
+def test_a_name_is_locked_until_the_transaction_ends():
+    at = store.of("default")
+    with open_transaction(lambda: at.lock_names(["a", "b"])):
+        with at.bounded(1):
+            at.lock_names(["c"])
+        with pytest.raises(OperationalError) as raised, at.bounded(1):
+            at.lock_names(["b", "c"])
+        assert databases.gave_up(raised.value)
+    with at.bounded(1):
+        at.lock_names(["b"])
+        at.lock_names(["a", "b"])
+    assert at.ask("SELECT count(*) FROM jobs_locked_name") == ((0,),)
+
+
+def test_many_who_lock_the_same_names_do_not_end_each_other():
+    at, inside, met = store.of("default"), [], []
+
+    def lock():
+        for _ in range(25):
+            with transaction.atomic():
+                at.lock_names(["b", "a"])
+                inside.append(1)
+                met.append(len(inside))
+                time.sleep(0.001)
+                inside.pop()
+
+    others = [Elsewhere(lock) for _ in range(4)]
+    assert [other.result() for other in others] == [None] * 4
+    assert set(met) == {1}
+
+
+@pytest.fixture
+def session():
+    """Another session, in a transaction that locks something."""
+    with databases.apart("default") as other, other.cursor() as cursor:
+        cursor.execute("BEGIN")
+        cursor.execute("SELECT id FROM jobs_job FOR UPDATE")
+        # Who asks twice in a tenth of a second gets the same answer.
+        time.sleep(0.15)
+        yield cursor
+
+
+def number_of(cursor) -> int:
+    cursor.execute("SELECT CONNECTION_ID()")
+    return cursor.fetchone()[0]
 
 
 def run_on(session: int, **values) -> Job:
@@ -74,31 +145,35 @@ def run_on(session: int, **values) -> Job:
     return make("running", lease=1, backend=session, started_at=timezone.now(), **values)
 
 
-def test_the_session_of_a_dead_run_is_ended_and_its_locks_go():
-    with databases.apart("default") as left, left.cursor() as cursor:
-        cursor.execute("SELECT CONNECTION_ID()")
-        job = run_on(cursor.fetchone()[0])
-        cursor.execute("BEGIN")
-        cursor.execute("SELECT id FROM jobs_job FOR UPDATE")
-        assert store.of("default").end_sessions([(job.pk, 1), (uuid.uuid4(), 1)]) == ([job.pk], set())
-        assert Job.objects.filter(pk=job.pk).update(lease=2) == 1
-        with pytest.raises(OperationalError):
-            cursor.execute("SELECT 1")
+def test_the_session_of_a_dead_run_is_ended_and_its_locks_go(session):
+    job = run_on(number_of(session))
+    session.execute("SELECT id FROM jobs_job FOR UPDATE")
+    assert store.of("default").end_sessions([(job.pk, 1), (uuid.uuid4(), 1)]) == ([job.pk], set())
+    assert Job.objects.filter(pk=job.pk).update(lease=2) == 1
+    with pytest.raises(OperationalError):
+        session.execute("SELECT 1")
 
 
-@pytest.mark.parametrize("how", ["another run has it", "another lease", "before the server began"])
-def test_a_session_that_is_not_the_dead_runs_is_left_alone(how):
-    with databases.apart("default") as other, other.cursor() as cursor:
-        cursor.execute("SELECT CONNECTION_ID()")
-        [session] = cursor.fetchone()
-        job = run_on(session)
-        if how == "another run has it":
-            run_on(session)
-        if how == "before the server began":
-            Job.objects.update(started_at="2020-01-01T00:00Z")
-        lease = 2 if how == "another lease" else 1
-        assert store.of("default").end_sessions([(job.pk, lease)]) == ([], set())
-        cursor.execute("SELECT 1")
+@pytest.mark.parametrize("how", ["another run has it", "another lease", "before the server began", "it is idle"])
+def test_a_session_that_is_not_the_dead_runs_is_left_alone(session, how):
+    job = run_on(number_of(session))
+    if how == "another run has it":
+        run_on(number_of(session))
+    if how == "before the server began":
+        Job.objects.update(started_at="2020-01-01T00:00Z")
+    if how == "it is idle":
+        session.execute("ROLLBACK")
+        time.sleep(0.15)
+    lease = 2 if how == "another lease" else 1
+    assert store.of("default").end_sessions([(job.pk, lease)]) == ([], set())
+    session.execute("SELECT 1")
+
+
+def test_a_login_that_may_not_ask_who_is_in_a_transaction_ends_an_idle_session_too(session, monkeypatch):
+    monkeypatch.setattr(mysql, "BUSY", f"SIGNAL SQLSTATE '42000' SET MYSQL_ERRNO = {mysql.NOT_ALLOWED}")
+    job = run_on(number_of(session))
+    session.execute("ROLLBACK")
+    assert store.of("default").end_sessions([(job.pk, 1)]) == ([job.pk], set())
 
 
 def test_a_wait_for_somebody_elses_row_is_bounded_and_the_bound_is_taken_back():
