@@ -16,7 +16,7 @@ from jobs.models.values import parse_uuid
 
 EXPLAINED = _(
     "As long as this marker is there, this work is not done again: other jobs of the key replay the "
-    "result. If it is deleted, the next job of the key does the work."
+    "result. If it is deleted, the next job or block that asks does the work."
 )
 
 

@@ -37,7 +37,7 @@ def test_listed_and_found_by_key_and_job(staff, marker):
     assert keys(client, q="elcome") == []
     text = client.get(page(marker)).content.decode()
     assert f'href="{reverse("admin:jobs_job_change", args=[marker.job])}"' in text
-    assert "the next one that asks does the work" in text
+    assert "the next job or block that asks does the work" in text
 
 
 def test_who_may_deletes_it_after_a_confirmation(staff, marker):
