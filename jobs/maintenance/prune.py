@@ -164,7 +164,7 @@ def delete(keys: Sequence[uuid.UUID], using: str) -> int:
         over = Job.objects.using(using).filter(pk__in=ids, state__in=ENDED)
         for tell in extensions.through("deleting"):
             tell(over, using)
-        deleted: int = over._raw_delete(using)
+        deleted: int = over._raw_delete(using) if ids else 0
         gone = Action.objects.using(using).filter(job__in=keys)
         gone.filter(~Exists(Job.objects.using(using).filter(pk=OuterRef("job"))))._raw_delete(using)
     return deleted

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from jobs.lifecycle.board import is_alive
+from jobs.lifecycle.worker_state import is_alive
 from tests.helpers.servers import family, wait_for
 
 # Nobody tells it to end.
