@@ -109,12 +109,12 @@ class Size(Figure):
 
 
 def _fill(scene: Scene, rows: int) -> None:
-    from jobs.lifecycle import queues
+    from jobs.lifecycle import pauses
 
-    if WAITING in queues.paused():
+    if WAITING in pauses.paused():
         return
     scene.empty()
-    queues.pause(WAITING)
+    pauses.pause(WAITING)
     task = scene.task("noop")
     waiting = task.apply_async((1,), queue=WAITING)
     finished = task.delay(1)

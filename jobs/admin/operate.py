@@ -15,7 +15,7 @@ from django.utils.translation import gettext
 
 from jobs.admin.base import ReadOnlyAdmin, apart, may, page, why_of
 from jobs.admin.html import front, url_of
-from jobs.lifecycle import queues
+from jobs.lifecycle import pauses
 from jobs.models import Job, Pause
 from jobs.operations.actions import OPERATIONS, Operation, Outcome
 
@@ -45,10 +45,10 @@ class OperableAdmin(ReadOnlyAdmin):
             raise PermissionDenied
         try:
             if verb == "pause":
-                done = queues.pause(name, request.user.get_username(), why)
+                done = pauses.pause(name, request.user.get_username(), why)
                 said = gettext("Paused: %s") if done else gettext("Paused already: %s")
             else:
-                done = queues.resume(name)
+                done = pauses.resume(name)
                 said = gettext("Resumed: %s") if done else gettext("Not paused: %s")
         except ValueError as exc:
             messages.error(request, str(exc))

@@ -1,7 +1,7 @@
-"""The claim: the first statement that every job costs.
+"""Where in a queue a process claims next: behind the row that it got last, and from time to time from the beginning.
 
-Its race is decided by SKIP LOCKED (``jobs/store``): of several processes that look at the same row, one gets it, and
-none waits.
+The statement is in ``jobs/store``. SKIP LOCKED decides its race: of several processes that look at the same row, one
+gets it, and none waits.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def renew(job: Job) -> bool:
     """Give a claimed row a token of its own, and its claim a synchronous commit; False: it was given back meanwhile.
 
     Race: the supervisor gives back what waits behind a long body, by the token of the claim. One finds the row changed.
-    The token is the claim's below zero, by which :func:`begun` knows the row.
+    The new token is the claim's, negated: so :func:`begun` knows the row.
     """
     token = -abs(job.token or 0)
     if done := store.of(str(job._state.db)).renew(job, token):
@@ -116,9 +116,10 @@ def renew(job: Job) -> bool:
 def begun(runs: Sequence[Claimed]) -> list[Claimed]:
     """Which runs of dead processes may have been begun, as far as their rows tell. The others have not been.
 
-    A process runs a claim in its order, and finishes each row before it begins the next one: so the first that is left
-    may have been begun. Of a claim that is not young any more it renews a row first: then it is the renewed one. What
-    no row tells: whether the process died just before it began the row, or went on when a finish had failed.
+    A process runs a claim in its order, and finishes each row before it begins the next one. So the first row that is
+    left may have been begun. If the claim is older than a second, the process renews a row before it begins it: then
+    the renewed row is the one. The rows do not tell whether the process died just before it began that row, or went on
+    after a finish that failed.
 
     Parameters:
         runs: all that is left of each claim, in the order of the queue.

@@ -29,12 +29,12 @@ ENDED = "jobs_ended"
 #: at no other time.
 WAITS, ANSWERS = "?", 3.0
 
-#: How often a process notifies of a queue: so many times at once, and once in so many seconds over time. What it
-#: enqueues meanwhile the listener finds when it looks again. (With one at once, the job that follows another within the
-#: pause waits for that look: 10 ms, one job in six at 33 jobs a second.)
+#: How often a process notifies of a queue: so many times at once, and once in so many seconds over time. The listener
+#: finds what it enqueues meanwhile when it looks again, some 10 ms later. (If only one were sent at once, that would be
+#: one job in six at 33 jobs a second.)
 BURST, PAUSE = 5, 0.02
 
-#: When each would be silent again if it rang no more: the generic cell rate algorithm (GCRA).
+#: When each queue may be notified of at the full rate again: the generic cell rate algorithm (GCRA).
 _notified: dict[tuple[str, str], float] = {}
 
 

@@ -1,7 +1,7 @@
-"""What picks up whatever fell: the clock, rescue, prune, the schedule and the count of what ended.
+"""What picks up whatever fell: the clock, rescue, prune, and the sessions of dead runs (``zombies.py``).
 
-Each has a ``run_once() -> dict[str, int]`` (the clock: ``tick()``) that says what it did. Any number of them may run
-side by side, beside every worker and as ``manage.py jobs rescue|prune``.
+Rescue and prune have a ``run_once() -> dict[str, int]``, the clock a ``tick()``, which says what it did. Any number of
+them may run side by side, beside every worker and as ``manage.py jobs rescue|prune``.
 """
 
 import time

@@ -145,7 +145,8 @@ def _runs(rows: QuerySet[Job]) -> list[Claimed]:
 def _lose_all(runs: list[Claimed], using: str, lose: Callable[[Job], bool]) -> int:
     """Give back all that is left of dead claims. What has not been begun counts nothing.
 
-    Race: another rescuer looks meanwhile, or this one dies. As long as a claim has rows, that which counts is one.
+    Race: another rescuer looks meanwhile, or this one dies. So of each claim the row that counts is given back last: as
+    long as it has rows, the one that counts is among them.
     """
     lost = claims.begun(runs)
     handed_back = {run: _finish_all([run], using, "handed_back", _HAND_BACK) for run in runs if run not in lost}

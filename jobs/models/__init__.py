@@ -191,11 +191,11 @@ class Job(Completed):
     limit_key = models.CharField(_("limit"), max_length=255, null=True)
     #: Its limit is reached: claims do not look at it until it is let in.
     held = models.BooleanField(_("held back"), null=True)
-    #: While it runs: the numbers of its places among those of its limit, and of its queue. No two runs have the same.
+    #: While it runs: the numbers of its slots in its limit, and in its queue. No two runs have the same.
     limit_slot = models.SmallIntegerField(null=True)
     queue_slot = models.SmallIntegerField(null=True)
     #: Of a scheduled job: what it waits for beside its time, a lock or a worker that knows its task
-    #: (``jobs.lifecycle.waits``). In other states it means nothing.
+    #: (``lock:KEY``, ``task:NAME``). In other states it means nothing.
     waits_for = models.CharField(max_length=300, null=True)
     #: Whether an extension wants to know that the call was committed.
     is_awaited = False
@@ -343,7 +343,7 @@ class Job(Completed):
 
 
 class Pause(models.Model):
-    """A queue whose jobs nobody claims (``jobs.lifecycle.queues``)."""
+    """A queue whose jobs nobody claims (``jobs.lifecycle.pauses``)."""
 
     queue = models.CharField(_("queue"), primary_key=True, max_length=255)
     at = models.DateTimeField(_("paused at"), default=Now)

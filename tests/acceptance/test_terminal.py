@@ -10,7 +10,7 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from jobs.events.models import Event
-from jobs.lifecycle import queues
+from jobs.lifecycle import pauses
 from jobs.models import Effect
 from tests.helpers.rows import ERROR, make, make_node
 from tests.helpers.terminal import OBEYED
@@ -26,7 +26,7 @@ def test_names_and_errors_steer_no_terminal(how):
         "failed", task=f"evil{OBEYED}", queue=f"q{OBEYED}", error=error, errors=[error], args=[OBEYED], node=node
     )
     Effect.objects.create(name=f"call{OBEYED}", key=OBEYED, job=job.pk, lease=1, state="parked")
-    queues.pause(f"q{OBEYED}", reason=OBEYED)
+    pauses.pause(f"q{OBEYED}", reason=OBEYED)
     event = Event.objects.create(
         name=f"e{OBEYED}", source=OBEYED, order_key=OBEYED, problem=f"of {OBEYED}", data={"a": OBEYED}
     )

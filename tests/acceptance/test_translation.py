@@ -37,7 +37,7 @@ from jobs.contrib.schedules import rows as schedules
 from jobs.contrib.verify.verify import verify
 from jobs.errors import UniqueTaken
 from jobs.events.models import Event, Subscription
-from jobs.lifecycle import queues, transitions
+from jobs.lifecycle import pauses, transitions
 from jobs.models import Action, Cancellation, Effect, Instance, Job, Marker, Node, Schedule
 from jobs.operations.actions import OPERATIONS
 from tests.conftest import not_installed
@@ -246,7 +246,7 @@ SITUATIONS = {
     "given_back": lambda: waiting("WorkerLostError", crashes=1),
     "postponed": lambda: waiting("NotRegistered"),
     "expired": lambda: make("ready", expires_at=ago(60)),
-    "queue_paused": lambda: (queues.pause("celery", "ada", "Umzug"), make("ready"))[1],
+    "queue_paused": lambda: (pauses.pause("celery", "ada", "Umzug"), make("ready"))[1],
     "not_adopted": in_a_copy,
     "no_worker": lambda: make("ready"),
     "no_consumer": lambda: (alive(queues=["mail"]), make("ready"))[1],
@@ -354,7 +354,7 @@ def test_the_dashboard(in_german, german):
     make("scheduled", age=7200)
     for queue in ("mail", "celery", "slow", "nobody"):
         make("ready", queue=queue, age=36_000)
-    queues.pause("celery")
+    pauses.pause("celery")
     tally(2 * MINUTE, 5)
     tally(2 * MINUTE, 5, state="failed", error="ValueError")
     Instance.objects.update_or_create(pk=1, defaults={"mark": "another"})
@@ -510,6 +510,6 @@ def test_commands_speak_the_language_of_the_project_and_json_none(settings):
         call_command("jobs", "cancel", str(job.pk), "--json", stdout=out)
     assert json.loads(out.getvalue())["refused"][0]["why"] == "is failed: nothing to cancel"
     alive()
-    queues.pause("celery")
+    pauses.pause("celery")
     [_, remark] = problems.of(status.gather(live=True))
     assert remark.line == "die Queue celery ist angehalten; manage.py jobs resume celery"

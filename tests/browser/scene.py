@@ -12,7 +12,7 @@ from django.utils import timezone
 from jobs.contrib.operator.models import Statistic
 from jobs.contrib.operator.statistics import HOUR, MINUTE, bucket, floor
 from jobs.events.models import Event, Subscription
-from jobs.lifecycle import queues
+from jobs.lifecycle import pauses
 from jobs.models import Action, Batch, Effect, Job, Limit, Marker, Node, Pause, Schedule
 from jobs.models.fields import first_id
 from jobs.store import databases
@@ -68,7 +68,7 @@ class Scene:
         Marker.objects.create(key="welcome:4710", kind="task", job=Job.objects.filter(task=WELCOME).first().pk)
         Marker.objects.create(key="newsletter:2026-11", kind="once")
         self.history()
-        queues.pause("mail", "ada", "the mail server is moved")
+        pauses.pause("mail", "ada", "the mail server is moved")
         Pause.objects.update(at=self.now - seconds(150))
 
     def key(self, name: str) -> uuid.UUID:

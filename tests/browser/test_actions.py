@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import expect
 
 from jobs.contrib.operator.pages import jobs as many
-from jobs.lifecycle import queues
+from jobs.lifecycle import pauses
 from jobs.models import Action, Cancellation, Effect, Job, Marker, Pause
 from tests import tasks
 from tests.browser.axe import violations
@@ -168,7 +168,7 @@ def test_a_queue_is_paused_and_resumed(hand):
     hand.press(hand.page.get_by_role("button", name="Resume mail"))
     said(hand).to_have_text("Resumed: mail")
     expect(hand.page.get_by_role("button", name="Pause mail")).to_be_visible()
-    assert queues.paused() == {}
+    assert pauses.paused() == {}
 
 
 def parked(key: str) -> Effect:

@@ -11,7 +11,7 @@ from django.utils import timezone
 from playwright.sync_api import Page, expect
 
 from jobs.contrib.operator.statistics import MINUTE
-from jobs.lifecycle import queues
+from jobs.lifecycle import pauses
 from jobs.models import Batch, Cancellation, Instance, Job, Limit, Node, Pause, RateLimiter, Schedule
 from tests.browser.pages import DASHBOARD
 from tests.browser.rows import TASK, ago, schedule, worker
@@ -105,7 +105,7 @@ def queue_that_grows() -> None:
 
 def paused_queue() -> None:
     worker()
-    queues.pause("mail", "ada", "the mail server is moved")
+    pauses.pause("mail", "ada", "the mail server is moved")
     make("ready", age=600, queue="mail")
 
 

@@ -20,7 +20,7 @@ from jobs.contrib.limits.models import Limit
 from jobs.contrib.limits.usage import usage, waiting
 from jobs.inspection.counts import ready
 from jobs.inspection.times import duration
-from jobs.lifecycle.queues import check_name
+from jobs.lifecycle.pauses import check_name
 from jobs.operations.selection import one_task
 
 TEXT = [ProhibitNullCharactersValidator()]

@@ -39,19 +39,25 @@ from jobs.models.columns import ORDER, POSITION
 from jobs.store import databases
 from jobs.store.base import Claim
 
-#: So many jobs that stand in the way are held; and of the limit that most of them have, so many in one statement.
-CROWD, KIN = 50, 1000
-#: Rows that a claim reads beyond those that it asks for: at first; while some stand in the way; and from the beginning
-#: of the queue.
-FEW, MORE, WINDOW = 10, CROWD, 200
+#: Jobs that stand in the way are held from this number on.
+CROWD = 50
+#: Of the limit that most of these have, so many jobs are held in one statement.
+KIN = 1000
+#: A claim reads so many rows beyond those that it asks for: at first, and while some stand in the way.
+FEW, MORE = 10, CROWD
+#: The same from the beginning of the queue.
+WINDOW = 200
 #: Seconds between two looks at what is held, or stands in the way, while claims find something.
 LOOK = 1.0
 #: How many times a claim goes on after it has moved others out of its way.
 TRIES = 200
-#: Limiters that are looked at together; seconds before its time at which a job is let in; and how many at the most,
-#: of all limiters. They stand in the way until their time comes, so they are far fewer than those that
-#: would be held again.
-LIMITERS, AHEAD, LET_IN = 100, 2.0, CROWD // 2
+#: How many limiters are looked at together.
+LIMITERS = 100
+#: A job is let in so many seconds before its time.
+AHEAD = 2.0
+#: How many jobs of all limiters are let in at once, at the most. They stand in the way until their time comes, so they
+#: are far fewer than :data:`CROWD`, from which on jobs are held again.
+LET_IN = CROWD // 2
 #: Seconds between two looks at a limiter, however fast its rate is.
 SHORTEST_LOOK = 0.05
 #: Seconds between two looks at what is held, however far off its rate's time is: the rate may be another one by then.
@@ -91,7 +97,7 @@ class LimitedClaimer(claims.Claimer):
         self._plain_until: dict[tuple[str, str], float] = {}
         #: For each database and queue: when it looks after what is held.
         self._tidy_at: dict[tuple[str, str], float] = {}
-        #: For each database and queue: the slot of the row that was the first when it looked last.
+        #: For each database and queue: the position of the row that was the first when it looked last.
         self._start: dict[tuple[str, str], tuple[Any, ...]] = {}
         #: The databases and queues at whose beginning more than a few jobs stand in the way.
         self._crowded: set[tuple[str, str]] = set()
@@ -150,7 +156,7 @@ class LimitedClaimer(claims.Claimer):
         at_once = store.of(using).writes_at_once
         for _ in range(TRIES):
             try:
-                # Behind the slot of an old look somebody better may have come.
+                # Before the position of an old look a better job may have come.
                 start = self._start.get(spot, ()) if time.monotonic() < self._tidy_at.get(spot, 0.0) else ()
                 if start:
                     beyond = MORE if spot in self._crowded else FEW
@@ -394,7 +400,7 @@ def _let_in(using: str, limiter: RateLimiter, known: Limits) -> int:
             ids = list(databases.free(Job.objects.using(using).filter(HELD, pk__in=ids)).values_list("pk", flat=True))
             done += Job.objects.using(using).filter(HELD, pk__in=ids).update(held=None) if ids else 0
         first = held.filter(queue__gt=first.queue).only("queue", "task").first()
-    # Those that were just let in may stand before the slot from which other claims go on; so there is one more look.
+    # Those that were just let in may stand before the position from which other claims go on: so it looks once more.
     is_over = not done and most > 0 and not held.exists()
     RateLimiter.objects.using(using).filter(pk=limiter.pk, look_at=limiter.look_at).update(
         look_at=None if is_over else look_at

@@ -15,7 +15,7 @@ from jobs.conf import celery_app
 from jobs.conf.logs import logger
 from jobs.contrib.operator import kill
 from jobs.lifecycle import transitions
-from jobs.lifecycle.queues import check_name
+from jobs.lifecycle.pauses import check_name
 from jobs.maintenance import prune
 from jobs.models import ENDED, Job, State
 from jobs.operations.actions import OPERATIONS, Operation, Refused

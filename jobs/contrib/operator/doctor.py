@@ -18,7 +18,7 @@ from jobs.conf import celery_app, conf, import_tasks, worker_command
 from jobs.contrib.operator import problems, status
 from jobs.idempotency import locks
 from jobs.inspection.times import duration
-from jobs.lifecycle import queues, transitions, wakeups
+from jobs.lifecycle import pauses, transitions, wakeups
 from jobs.management.console.base import JobsCommand, option, subcommand
 from jobs.models import ENDED, Job, State
 from jobs.store import databases, identity
@@ -179,7 +179,7 @@ def _probe(app: Any, queue: str | None, timeout: float) -> Finding:
         cure = f"Call app.autodiscover_tasks() without a list of packages, or add {Job._meta.app_config.name!r} to it."
         return Finding("probe", False, "the task jobs.probe is not registered", cure)
     name = queue or app.conf.task_default_queue
-    if name in queues.paused():
+    if name in pauses.paused():
         return Finding("probe", False, f"the queue {name!r} is paused", f"manage.py jobs resume {name}")
     began = time.monotonic()
     key = uuid.UUID(task.apply_async(queue=queue, expires=max(60.0, 2 * timeout)).id)
@@ -191,9 +191,9 @@ def _probe(app: Any, queue: str | None, timeout: float) -> Finding:
     if job is not None and job.state == State.SUCCEEDED:
         return Finding("probe", True, f"enqueued, run on the node {str(job.result)[:8]} and finished in {took}")
     # Imported late: the other subcommands do without that extension.
-    from jobs.contrib.why import reasons
+    from jobs.contrib.why import explain
 
-    reason = reasons.explain(key)[1][0]
+    reason = explain.explain(key)[1][0]
     for alias in conf().DATABASES:
         transitions.cancel(key, alias, why="manage.py jobs doctor waited for it in vain")
     return Finding("probe", False, f"{key} did not succeed within {took}: {reason.says}", reason.cure)

@@ -14,7 +14,7 @@ from jobs import extensions
 from jobs.conf import conf
 from jobs.inspection import counts
 from jobs.inspection.counts import age_of, heads, scheduled, seconds_of, workers
-from jobs.lifecycle.queues import paused as paused_queues
+from jobs.lifecycle.pauses import paused as paused_queues
 from jobs.lifecycle.transitions import PARKED
 from jobs.models import ENDED, HELD, LIVE, Cancellation, Job, Node, State
 from jobs.store import databases, identity

@@ -26,7 +26,7 @@ from django.utils.translation import gettext_lazy as _
 
 from jobs.conf import conf
 from jobs.inspection.counts import MOST, Head, heads, in_line, late_after, running_by_node, silence, workers
-from jobs.lifecycle import queues
+from jobs.lifecycle import pauses
 from jobs.lifecycle.transitions import PARKED, TASK, now_plus
 from jobs.maintenance.clock import LONGEST_TICK
 from jobs.models import AWAITING, LIVE, UNSUCCESSFUL, Cancellation, Job, Marker, Node, State, tables
@@ -141,7 +141,7 @@ class Search:
 
     def ready(self, seconds: float) -> dict[Head, QuerySet[Job]]:
         """The ready jobs of queues that are not paused, stretch by stretch of the index that claims use."""
-        paused = queues.paused()
+        paused = pauses.paused()
         ready = in_line(self.using).filter(Q(expires_at=None) | Q(expires_at__gt=Now()), run_at__lte=now_plus(-seconds))
         found = [head for head in heads(self.using) if head.seconds > seconds and head.queue not in paused]
         return {head: ready.filter(queue=head.queue, rank=head.rank) for head in found}

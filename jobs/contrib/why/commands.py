@@ -5,7 +5,7 @@ from argparse import Namespace
 from django.core.management.base import CommandError
 from django.utils.translation import gettext
 
-from jobs.contrib.why.reasons import explain
+from jobs.contrib.why.explain import explain
 from jobs.management.console.base import ID, JobsCommand, subcommand
 from jobs.management.console.change import key_of
 from jobs.models import State

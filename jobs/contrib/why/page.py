@@ -10,7 +10,7 @@ from django.utils.translation import gettext
 
 from jobs.admin import html
 from jobs.admin.base import may
-from jobs.contrib.why.reasons import of
+from jobs.contrib.why.explain import of
 from jobs.inspection.view import View
 from jobs.models.values import parse_uuid
 from jobs.operations.actions import OPERATIONS

@@ -14,7 +14,7 @@ from django.utils.translation import gettext
 
 from jobs.conf import conf, did_you_mean, loaded_app
 from jobs.inspection import counts
-from jobs.lifecycle import queues
+from jobs.lifecycle import pauses
 from jobs.management.console.base import DRY_RUN, ID, REASON, JobsCommand, Subcommand, me, option, reported, subcommand
 from jobs.models import Job, State
 from jobs.operations.actions import OPERATIONS, Operation, Outcome
@@ -117,7 +117,7 @@ OF_JOBS = [_subcommand(each) for each in OPERATIONS.values()]
 def warn_of_unknown(out: JobsCommand, names: Iterable[str]) -> None:
     """A warning and no error: the first job of a queue, and its worker, may come later."""
     app = loaded_app()
-    known = {*queues.paused(), *conf().QUEUES, *(queue for worker in counts.workers() for queue in worker.queues)}
+    known = {*pauses.paused(), *conf().QUEUES, *(queue for worker in counts.workers() for queue in worker.queues)}
     for alias in conf().DATABASES:
         known |= {head.queue for head in counts.heads(alias)}
         for state in (State.SCHEDULED, State.RUNNING):
@@ -145,10 +145,10 @@ def pause(out: JobsCommand, args: Namespace) -> None:
     if args.names:
         warn_of_unknown(out, args.names)
     with reported():
-        done = {name: queues.pause(name, me(), args.reason) for name in dict.fromkeys(args.names)}
+        done = {name: pauses.pause(name, me(), args.reason) for name in dict.fromkeys(args.names)}
     _say_switched(out, done, "paused", "was paused already")
     if not args.names:
-        rows = queues.paused().values()
+        rows = pauses.paused().values()
         for row in rows:
             out.say(f"{row.queue}: paused at {row.at:%Y-%m-%d %H:%M:%S} UTC by {row.by or '?'} {row.reason}".rstrip())
         if not rows:
@@ -164,12 +164,12 @@ def resume(out: JobsCommand, args: Namespace) -> None:
     examples:
       manage.py jobs resume mail
     """
-    done = {name: queues.resume(name) for name in dict.fromkeys(args.names)}
+    done = {name: pauses.resume(name) for name in dict.fromkeys(args.names)}
     _say_switched(out, done, "resumed", "was not paused")
 
 
 def _say_switched(out: JobsCommand, done: dict[str, bool], word: str, otherwise: str) -> None:
     for name, changed in done.items():
         out.say(f"{name}: {word}, {counts.ready(name)} jobs are ready" if changed else f"{name}: {otherwise}")
-    paused = {name: {"at": row.at, "by": row.by, "reason": row.reason} for name, row in queues.paused().items()}
+    paused = {name: {"at": row.at, "by": row.by, "reason": row.reason} for name, row in pauses.paused().items()}
     out.say_json({"changed": [name for name, changed in done.items() if changed], "paused": paused})

@@ -20,7 +20,7 @@ from jobs import batch
 from jobs.contrib.batches import batch as batches
 from jobs.contrib.batches.models import Batch
 from jobs.contrib.operator import activation
-from jobs.contrib.why import reasons as why
+from jobs.contrib.why import explain as why
 from jobs.events import prune as forget
 from jobs.events.models import Subscription
 from jobs.inspection import public

@@ -19,7 +19,7 @@ from django.db import OperationalError, connection, transaction
 from django.db.models import F
 from django.utils import timezone
 
-from jobs.contrib.why import reasons as why
+from jobs.contrib.why import explain as why
 from jobs.events import event, handler, order, prune, relay
 from jobs.events.models import Event, Relay, Subscription
 from jobs.events.relay import RelayThread

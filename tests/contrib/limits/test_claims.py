@@ -28,7 +28,7 @@ from jobs.contrib.limits import limits, store
 from jobs.contrib.limits.claims import LimitedClaimer
 from jobs.contrib.operator import problems, status
 from jobs.contrib.why import waiting
-from jobs.contrib.why.reasons import explain
+from jobs.contrib.why.explain import explain
 from jobs.lifecycle import claims, transitions
 from jobs.lifecycle.transitions import now_plus
 from jobs.lifecycle.worker_state import worker_state

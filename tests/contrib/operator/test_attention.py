@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from jobs.contrib.operator import problems, status, workers
 from jobs.inspection import counts
-from jobs.lifecycle import queues
+from jobs.lifecycle import pauses
 from jobs.lifecycle.transitions import PARKED
 from jobs.models import Cancellation, Node
 from tests.helpers.rows import let_heartbeat, make, make_node
@@ -53,7 +53,7 @@ def test_a_dead_worker_is_told_of_until_somebody_has_seen_it():
 
 
 def test_a_paused_queue_is_a_problem_if_jobs_wait():
-    queues.pause("mail", "ada", "moving")
+    pauses.pause("mail", "ada", "moving")
     alive()
     [remark] = noted()
     assert (remark.kind, remark.severity, remark.line) == (

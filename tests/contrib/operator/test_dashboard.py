@@ -17,7 +17,7 @@ from jobs.contrib.operator import problems, statistics, status
 from jobs.contrib.operator.figures import FAILURES, Dashboard
 from jobs.contrib.operator.statistics import HOUR, MINUTE, Count
 from jobs.inspection import counts
-from jobs.lifecycle import queues
+from jobs.lifecycle import pauses
 from jobs.models import Job, Schedule
 from tests.contrib.operator.tallies import tally
 from tests.helpers.rows import ended, let_heartbeat, make, make_node
@@ -47,7 +47,7 @@ def test_what_is_there_now(staff):
     make("running", node=node)
     make("ready", age=600)
     make("ready", queue="mail")
-    queues.pause("mail")
+    pauses.pause("mail")
     text = staff("view_job").get(URL).content.decode()
     for words in (
         "<strong>2</strong> ready",

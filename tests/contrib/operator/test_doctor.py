@@ -10,7 +10,7 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 
 from jobs.contrib.operator import doctor
-from jobs.lifecycle import queues, wakeups
+from jobs.lifecycle import pauses, wakeups
 from jobs.models import Instance, Job
 from tests.helpers.harness import Worker
 from tests.helpers.rows import let_heartbeat, make, make_node
@@ -55,7 +55,7 @@ def test_no_worker(monkeypatch):
 
 
 def test_a_paused_queue_and_no_probe():
-    queues.pause("mail")
+    pauses.pause("mail")
     found, _ = examine("--queue", "mail")
     assert found["probe"]["cure"] == "manage.py jobs resume mail"
     assert not Job.objects.exists()
@@ -102,7 +102,7 @@ def test_a_queue_that_nobody_works_on():
 
 
 def test_what_is_worth_a_look_and_no_fault_is_a_note(monkeypatch):
-    queues.pause("mail", "ada")
+    pauses.pause("mail", "ada")
     let_heartbeat(make_node())
     make("ready", queue="nobody", age=600)
     monkeypatch.setattr(wakeups, "hears", lambda alias: False)

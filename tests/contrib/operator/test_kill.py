@@ -16,7 +16,7 @@ from django.db.models.functions import Now
 from django.urls import reverse
 
 from jobs.contrib.operator import kill
-from jobs.contrib.why import reasons as why
+from jobs.contrib.why import explain as why
 from jobs.lifecycle import transitions
 from jobs.lifecycle.worker_state import is_alive
 from jobs.models import Action, Job, Node

@@ -15,7 +15,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from jobs.contrib.operator import live
-from jobs.lifecycle import queues
+from jobs.lifecycle import pauses
 from jobs.models import Job
 from tests import tasks
 from tests.faults.worker import Worker
@@ -222,7 +222,7 @@ def test_a_look_sees_what_pages_show():
     assert changed()
     Job.objects.filter(pk=job.pk).update(state="scheduled")
     assert changed()
-    queues.pause("mail")
+    pauses.pause("mail")
     assert changed()
     make_node()
     assert changed()

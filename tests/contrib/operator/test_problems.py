@@ -9,7 +9,7 @@ from django.utils import timezone
 from jobs.contrib.operator import problems, status
 from jobs.contrib.operator.figures import Dashboard
 from jobs.contrib.operator.statistics import MINUTE
-from jobs.lifecycle import queues
+from jobs.lifecycle import pauses
 from jobs.models import Job, Node
 from tests.contrib.operator.tallies import tally
 from tests.helpers.rows import let_heartbeat, make, make_node
@@ -111,7 +111,7 @@ def test_seen(admin_client):
 
 
 def test_a_paused_queue_can_be_resumed_and_a_long_run_killed(admin_client):
-    queues.pause("mail", "ada", "moving")
+    pauses.pause("mail", "ada", "moving")
     long = make("running", node=alive(), age=7200)
     text = admin_client.get(URL).content.decode()
     assert 'aria-label="Resume: the queue mail is paused by ada' in text

@@ -18,7 +18,7 @@ from jobs.contrib.limits.limits import set_by_hand
 from jobs.contrib.operator import status
 from jobs.contrib.operator.metrics import exposition, processes
 from jobs.contrib.operator.statistics import Count
-from jobs.lifecycle import queues
+from jobs.lifecycle import pauses
 from jobs.lifecycle.transitions import PARKED
 from jobs.models import Effect, Job
 from tests.conftest import not_installed
@@ -75,7 +75,7 @@ def test_what_waits_for_a_worker_that_knows_its_task_needs_a_process():
     for _ in range(50):
         make("scheduled", run_at=PARKED, waits_for="task:tests.tasks.new", queue="mail")
     assert needed() == 1
-    queues.pause("mail")
+    pauses.pause("mail")
     assert needed() == 0
 
 
@@ -87,7 +87,7 @@ def test_what_may_not_run_needs_no_process():
     Job.objects.update(held=True)
     assert needed() == 0
     Job.objects.update(held=None)
-    queues.pause("mail")
+    pauses.pause("mail")
     make("running", queue="mail")
     assert needed() == 1
 
@@ -161,7 +161,7 @@ def test_a_real_prometheus_scrapes_them_and_answers_each_panel(live_server, sett
     settings.JOBS = {**settings.JOBS, "METRICS_TOKEN": "secret"}
     make("running", node=let_heartbeat(make_node(concurrency=4)))
     make(age=600)
-    queues.pause("mail")
+    pauses.pause("mail")
     Effect.objects.create(name="charge", key="7", job=make("failed").pk, lease=1, state="parked")
     for state in ("succeeded", "failed", "cancelled"):
         ended(timezone.now() - datetime.timedelta(minutes=5), state=state)

@@ -17,7 +17,7 @@ from django.utils import timezone
 from jobs.contrib.operator import problems, status
 from jobs.contrib.verify.verify import verify
 from jobs.inspection import counts
-from jobs.lifecycle import queues
+from jobs.lifecycle import pauses
 from jobs.models import Instance, Job
 from jobs.store import identity
 from tests.helpers.commands import refused, run
@@ -231,11 +231,11 @@ def test_nodes_that_are_silent():
 
 def test_nobody_calls_it_late_that_a_paused_queue_waits(worker):
     make("ready", age=3600)
-    queues.pause("celery")
+    pauses.pause("celery")
     report = verify(patient=False)
     assert report.violations == report.recovering == 0
     assert "has waited" not in "".join(each.text for each in problems.of(status.gather(live=True)))
-    queues.resume("celery")
+    pauses.resume("celery")
     assert verify(patient=False).violations == 1
     assert "has waited" in "".join(each.text for each in problems.of(status.gather(live=True)))
 

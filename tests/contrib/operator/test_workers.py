@@ -11,7 +11,7 @@ from django.core.management import CommandError, call_command
 from django.urls import reverse
 
 from jobs.contrib.operator import status
-from jobs.contrib.why import reasons as why
+from jobs.contrib.why import explain as why
 from jobs.models import Node
 from jobs.store import databases, worker_orders
 from tests import tasks

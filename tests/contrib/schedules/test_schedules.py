@@ -33,7 +33,7 @@ from jobs.contrib.schedules import rows as schedules
 from jobs.contrib.schedules.entries import NAME, TICK
 from jobs.contrib.schedules.scheduler import GONE, LEFT, LOOK, Schedules, decide
 from jobs.contrib.schedules.ticks import IN_TIME
-from jobs.contrib.why import reasons as why
+from jobs.contrib.why import explain as why
 from jobs.models import Action, Job, Schedule
 from jobs.task import Task
 from jobs.testing import run_jobs

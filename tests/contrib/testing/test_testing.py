@@ -23,7 +23,7 @@ from django.test import SimpleTestCase, TestCase, TransactionTestCase
 from django.utils import timezone
 
 from jobs import Busy, Cancel, Snooze, guard, lock, once
-from jobs.lifecycle import queues
+from jobs.lifecycle import pauses
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job, Lock, Marker, Node, StoredResult
 from jobs.store import databases
@@ -285,7 +285,7 @@ def test_an_unknown_task_is_named(case):
 
 
 def test_a_paused_queue_waits(case):
-    queues.pause(current_app.conf.task_default_queue, "default")
+    pauses.pause(current_app.conf.task_default_queue, "default")
     leaves.delay("a")
     leaves.apply_async(("b",), queue="mail")
     leaves.apply_async(("c",), queue="mail", countdown=60)

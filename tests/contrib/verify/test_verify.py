@@ -17,7 +17,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from jobs.contrib.verify.verify import RULES, SHAPES, WINDOW, Report, Unverifiable, verify
-from jobs.lifecycle import queues, transitions
+from jobs.lifecycle import pauses, transitions
 from jobs.lifecycle.transitions import PARKED, TASK
 from jobs.maintenance import clock
 from jobs.maintenance.rescue import Rescue
@@ -191,7 +191,7 @@ def test_a_job_that_no_process_is_free_for_breaks_nothing(watching, why):
 
 def test_a_paused_queue_breaks_nothing(watching):
     make("ready", age=LONG)
-    queues.pause("celery")
+    pauses.pause("celery")
     report = verify()
     assert (broken(report), recovering(report)) == ({}, {})
 

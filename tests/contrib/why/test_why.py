@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from jobs.conf import syncpoints
 from jobs.contrib.why import waiting
-from jobs.lifecycle import queues, transitions
+from jobs.lifecycle import pauses, transitions
 from jobs.lifecycle.transitions import PARKED
 from jobs.models import Cancellation, Instance, Job, Node
 from tests import tasks
@@ -53,7 +53,7 @@ def test_a_worker_that_was_told_to_be_quiet():
 
 
 def test_paused_queue():
-    queues.pause("celery", by="ada", reason="the mail server is moved")
+    pauses.pause("celery", by="ada", reason="the mail server is moved")
     with Worker():
         job = tasks.effect.delay("a")
         reason = first(job.id)
@@ -313,7 +313,7 @@ def test_due_and_not_ready_yet(worker):
     assert codes(make("scheduled", age=1).pk) == ["due"]
     assert codes(make("scheduled", age=3600).pk) == ["overdue"]
     # What keeps it for longer comes first, and alone.
-    queues.pause("celery")
+    pauses.pause("celery")
     assert codes(make("scheduled", age=3600).pk) == ["queue_paused"]
     Node.objects.update(stopping_at=timezone.now())
     assert codes(make("scheduled", age=3600).pk) == ["queue_paused", "no_worker"]

@@ -11,7 +11,7 @@ from django.contrib.admin.models import LogEntry
 from django.core.management import CommandError, call_command
 from django.urls import reverse
 
-from jobs.lifecycle import queues, transitions
+from jobs.lifecycle import pauses, transitions
 from jobs.models import Job, Pause
 from tests import tasks
 from tests.helpers.harness import Worker, claim, deliver, effects, wait_ended
@@ -83,7 +83,7 @@ def test_a_retry_goes_where_the_row_says(node):
 def test_what_runs_goes_on_and_waits_to_run_again(node):
     result = tasks.retries.delay("a", times=1)
     job = claim(result.id)
-    queues.pause(job.queue)
+    pauses.pause(job.queue)
     assert transitions.retry(job, None, {"type": "x", "message": "", "attempt": 1}, {})
     assert deliver(result)[0] == "UNCLAIMED"
     job.refresh_from_db()

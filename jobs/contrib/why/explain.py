@@ -1,6 +1,6 @@
-"""The reasons why a job is where it is, in the order in which they count. It reads, and changes nothing.
+"""Why a job is where it is: puts the reasons in the order in which they count. It reads, and changes nothing.
 
-The files beside this one have the reasons, by the state of the job.
+The reasons stand beside this file, by the state of the job: ``waiting.py``, ``running.py``, ``ended.py``.
 """
 
 import uuid
@@ -35,7 +35,10 @@ def explain(key: uuid.UUID) -> tuple[View | None, list[Reason]]:
 
 
 def of(view: View) -> list[Reason]:
-    """The reasons of a job: those of its state, and those of extensions before the last of these, or behind it."""
+    """The reasons of a job: those of its state, with those of extensions among them.
+
+    A cause (``Reason.is_cause``) stands before the last reason of the state, which says how things are; others behind.
+    """
     once: dict[str, Reason] = {}
     *looks, last = LOOKS.get(view.job.state, FAILED)
     more = [reason for look in extensions.through("reasons") for reason in look(view)]
