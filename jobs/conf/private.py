@@ -63,7 +63,7 @@ celery.worker.consumer:Consumer.create_task_handler self | broker.py: a late ack
 celery.worker.consumer:Consumer.on_connection_error_after_connected self exc | broker.py: nor does a lost connection
 celery.worker.consumer:Consumer.shutdown self           | broker.py: a broker that says nothing ends no stop
 celery.app.task:Task._get_app                           | task.py: the app that a task is bound to
-celery.app.task:Task._get_exec_options self             | task.py: the options of a call
+celery.app.task:Task._get_exec_options self             | calls.py: the options of a call
 celery.app.task:Task._dump_pydantic_arguments@5.7 -     | celery_release.py: arguments that are pydantic models
 celery.local:Proxy._get_current_object self             | backend.py: the app itself, behind current_app
 celery.app.trace:TraceInfo.handle_error_state self task req | tracer.py: what Celery is told of a failure and a retry

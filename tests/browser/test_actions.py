@@ -177,7 +177,7 @@ def parked(key: str) -> Effect:
 
 def test_what_became_of_an_external_call(hand):
     one, other = parked("1"), parked("2")
-    hand.page.goto(f"{EFFECTS}?status=unfinished")
+    hand.page.goto(f"{EFFECTS}?status=unsettled")
     hand.write(hand.page.get_by_label("Answer (JSON):"), '{"id": "ch_1"}')
     choose(hand, "It happened: the job makes no call", one.pk)
     said(hand).to_contain_text("Noted: charge:1.")

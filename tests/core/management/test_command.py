@@ -283,9 +283,9 @@ def test_digits_of_no_id_say_so():
 
 
 def test_a_task_is_named_by_the_end_of_its_name():
-    make("failed", task="tests.tasks.marked")
+    make("failed", task="t.only_here")
     make("failed", task="tests.tasks.retries")
-    assert run("retry", "--task", "marked") == "1 retried, 0 refused\n"
+    assert run("retry", "--task", "only_here") == "1 retried, 0 refused\n"
     assert "1 retried" in run("retry", "--task", "tasks.retries")
 
 
