@@ -283,10 +283,14 @@ def test_digits_of_no_id_say_so():
 
 
 def test_a_task_is_named_by_the_end_of_its_name():
-    make("failed", task="t.only_here")
-    make("failed", task="tests.tasks.retries")
-    assert run("retry", "--task", "only_here") == "1 retried, 0 refused\n"
-    assert "1 retried" in run("retry", "--task", "tasks.retries")
+    name = "of.its.own.only_here"
+    current_app.task(name=name, shared=False, lazy=False)(run)
+    try:
+        for end in ("only_here", "own.only_here"):
+            make("failed", task=name)
+            assert run("retry", "--task", end) == "1 retried, 0 refused\n"
+    finally:
+        current_app.tasks.pop(name)
 
 
 def test_a_task_whose_code_is_gone_is_known_by_its_jobs():
