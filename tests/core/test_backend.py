@@ -9,7 +9,7 @@ from decimal import Decimal
 
 import celery.exceptions
 import pytest
-from celery import chord, current_app, group, shared_task, states
+from celery import current_app, group, shared_task, states
 from celery.contrib.abortable import AbortableAsyncResult, AbortableTask
 from celery.result import AsyncResult, GroupResult, denied_join_result
 from django.db import connection, connections, transaction
@@ -578,7 +578,7 @@ def stock_progresses(self, started, gate):
 
 @pytest.mark.core
 def test_stock_tasks_of_a_worker(tmp_path):
-    """Beside jobs, and in a chord of both, which Celery's own ``chord_unlock`` joins."""
+    """Beside jobs."""
     started, gate = tmp_path / "started", tmp_path / "gate"
     with Worker(concurrency=2):
         assert stock_adds.delay(1, 2).get(timeout=20)["sum"] == 3
@@ -589,9 +589,6 @@ def test_stock_tasks_of_a_worker(tmp_path):
         assert (result.state, result.info) == ("PROGRESS", {"done": 1})
         gate.touch()
         assert result.get(timeout=20) is None
-        joined = chord([stock_adds.s(1, 1), stock_adds.s(2, 2)], tasks.gives_back.s()).apply_async()
-        [parts] = joined.get(timeout=30)
-        assert [part["sum"] for part in parts] == [2, 4]
 
 
 class Abortable(AbortableTask, Task):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from importlib.util import find_spec
 
 from django.core.management import call_command
 
@@ -39,7 +40,9 @@ def commands(*calls: list[str]) -> str:
 
 
 def of_job(job) -> str:
-    shown = [["show", str(job.pk)], ["why", str(job.pk)], ["list"]]
+    shown = [["show", str(job.pk)], ["list"]]
+    if find_spec("jobs.contrib.why"):
+        shown.append(["why", str(job.pk)])
     return commands(*shown, *([*call, "--json"] for call in shown))
 
 

@@ -6,6 +6,7 @@ import sqlite3
 import threading
 import time
 
+import celery
 import pytest
 from celery import chain, chord, shared_task, signals
 from celery.backends.cache import CacheBackend
@@ -286,3 +287,16 @@ def test_the_errback_of_a_killed_job_runs(tmp_path):
         call_command("jobs", "kill", result.id)
         wait_ended(result.id)
         wait_for(lambda: effects() == {"told": 1}, 20, f"the errback ran: {effects()}")
+
+
+@shared_task(base=celery.Task)
+def stock_adds(x, y):
+    return x + y
+
+
+@pytest.mark.core
+def test_a_chord_of_stock_tasks_with_a_job_as_its_body():
+    """Celery's own ``chord_unlock`` joins it."""
+    with Worker(concurrency=2):
+        joined = chord([stock_adds.s(1, 1), stock_adds.s(2, 2)], tasks.gives_back.s()).apply_async()
+        assert joined.get(timeout=30) == [[2, 4]]

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from django.db import connection
+from django.urls import reverse
 from django.utils import timezone
 
 from jobs.contrib.operator import statistics
 from jobs.contrib.operator.figures import Dashboard
-from tests.helpers.plans import assert_indexed, make_history
+from jobs.models import Job, Node
+from jobs.operations.selection import Selection
+from tests.helpers.plans import ROWS, assert_indexed, make_history
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.core]
 
@@ -17,3 +21,30 @@ def test_every_hot_query_uses_an_index():
     now = timezone.now()
     assert_indexed("count", lambda: list(statistics.ended("default", now - statistics.MINUTE, now)))
     assert_indexed("dashboard", lambda: Dashboard().queues())
+
+
+def test_what_people_select_by_has_an_index(admin_client):
+    make_history()
+    old, middle = (Job.objects.filter(state="succeeded").order_by("pk")[at] for at in (ROWS // 20, ROWS // 2))
+    died = Node.objects.create(hostname="dead", pid=1, dead_at=old.finished_at)
+
+    def newest(selection: Selection) -> object:
+        return selection.rows("default").order_by("-pk")[:51]
+
+    def page(client, **query: str) -> None:
+        assert client.get(reverse("admin:jobs_job_changelist"), query).status_code == 200
+
+    hot = {
+        "failed": lambda: list(newest(Selection(["failed"], {"error": "ValueError"}))),
+        "since": lambda: list(newest(Selection(values={"since": middle.created_at}))),
+        "until": lambda: list(newest(Selection(values={"until": middle.created_at}))),
+        "of a dead worker": lambda: list(newest(Selection(values={"node": str(died.pk)}))),
+        "arguments": lambda: list(newest(Selection(values={"contains": "x"}))),
+        "last hour": lambda: page(admin_client, created="1h"),
+        "key": lambda: list(newest(Selection(values={"key": "nightly"}))),
+    }
+    if connection.vendor == "mysql":
+        # For each row it asks both indexes, from the newest row on.
+        del hot["key"]
+    for name, query in hot.items():
+        assert_indexed(name, query)

@@ -15,6 +15,8 @@ from django.utils import timezone
 from jobs.management.console.base import me
 from jobs.models import Action, Job, Marker
 from jobs.operations.selection import Selection, moment
+from tests import tasks
+from tests.helpers.harness import deliver
 from tests.helpers.rows import ERROR, make
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -215,3 +217,12 @@ def test_by_the_time_of_the_call(is_foreign):
     hour_ago = moment("1h")
     assert {job for job, _ in Selection(values={"since": hour_ago})} == expected[0]
     assert {job for job, _ in Selection(values={"until": hour_ago})} == expected[1]
+
+
+def test_a_retry_goes_where_the_row_says(node):
+    result = tasks.retries.apply_async(("a",), {"times": 1}, queue="slow", priority=3)
+    run("move", result.id, "--to", "fast")
+    run("prioritize", result.id, "--to", "9")
+    assert deliver(result)[0] == "RETRY"
+    job = Job.objects.get()
+    assert (job.retries, job.queue, job.priority) == (1, "fast", 9)

@@ -245,3 +245,11 @@ def worker():
     """One that has been there for an hour, and does nothing."""
     node = make_node(concurrency=1, started_at=timezone.now() - datetime.timedelta(hours=1))
     let_heartbeat(node)
+
+
+def test_a_paused_queue_is_said():
+    make("ready")
+    pauses.pause("celery", reason="why not")
+    said = run("status", "--live")
+    assert "the queue celery is paused (why not); 1 job waits; manage.py jobs resume celery" in said
+    assert json.loads(run("status", "--json"))["queues"]["celery"]["paused"] is True
