@@ -112,10 +112,10 @@ class Task(celery.Task):
     body_signature: ClassVar[inspect.Signature] = inspect.Signature()
 
     #: What extensions do with each of its calls, before that is inserted.
-    called: ClassVar[tuple[Callable[[Any, Job], None], ...]] = ()
+    call_hooks: ClassVar[tuple[Callable[[Any, Job], None], ...]] = ()
 
     #: Makes plain data of arguments that are pydantic models.
-    dump_arguments: ClassVar[Callable[..., Any] | None] = None
+    argument_dumper: ClassVar[Callable[..., Any] | None] = None
 
     #: The templates above, ready for use.
     key_templates: ClassVar[dict[str, KeyTemplate]] = {}
@@ -174,8 +174,8 @@ class Task(celery.Task):
         cls.body_signature = inspect.signature(run.__get__(object(), cls) if hasattr(run, "__get__") else run)
         for declared in extensions.through("declared"):
             declared(cls)
-        cls.called = tuple(called for each in extensions.through("called") if (called := each(cls)) is not None)
-        cls.dump_arguments = dumper_of(cls)
+        cls.call_hooks = tuple(called for each in extensions.through("called") if (called := each(cls)) is not None)
+        cls.argument_dumper = dumper_of(cls)
         if "idempotency_key" in given and not cls.atomic:
             raise ValueError(
                 "idempotency_key= needs the transaction of the effects, and atomic=False has none: leave atomic=False "

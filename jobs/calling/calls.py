@@ -65,7 +65,7 @@ def terms(task: Any, args: Any, kwargs: Any, given: Mapping[str, Any]) -> Terms:
 
     Parameters:
         args, kwargs: for the routers.
-        given: what ``apply_async`` was given; the task's own options come on top.
+        given: what ``apply_async`` was given; the task's own options hold for the rest.
 
     Raises:
         TypeError, ValueError: an option that cannot be kept; names it, and the cure.
@@ -149,8 +149,8 @@ def compose(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any], said:
         check_arguments(*(args or ()), **(kwargs or {}))
     if said is None:
         options = {**options, "shadow": options.get("shadow") or task.shadow_name(args, kwargs, options)}
-    if task.dump_arguments is not None:
-        args, kwargs = task.dump_arguments(args, kwargs)
+    if task.argument_dumper is not None:
+        args, kwargs = task.argument_dumper(args, kwargs)
     # What follows a job is written with it, however long its result is.
     most = conf().MAX_ARGS_BYTES if outbox.following.get() is None else None
     plain_args, plain_kwargs = normalize(args, kwargs, most)
@@ -169,7 +169,7 @@ def compose(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any], said:
         if job.unique_key is not None:
             job.unique_until = task.unique_until
             job.unique_expires_at = None if task.unique_for is None else transitions.now_plus(task.unique_for)
-    for called in task.called:
+    for called in task.call_hooks:
         called(task, job)
     return job
 

@@ -241,8 +241,10 @@ OWN_TASKS = ("jobs.probe", "jobs.ended", "jobs.same", "jobs.send")
 
 
 @lru_cache(maxsize=1000)
-def is_stock(name: str) -> bool:
+def is_stock(name: str | None) -> bool:
     """Whether the task of this name is left to Celery: a built-in, or one of ``JOBS["EXCLUDE"]``."""
+    # A class that is not registered has none.
+    name = name or ""
     return name.startswith("celery.") or any(fnmatchcase(name, pattern) for pattern in conf().EXCLUDE)
 
 

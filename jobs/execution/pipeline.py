@@ -250,7 +250,8 @@ def _attempt(run: Run) -> Committed | Conflict | Lost | Raised:
                     reach("after_completion")
             except BaseException as exc:
                 # Before the end of the block, which opens a new connection in place of a broken one.
-                is_lost = _roll_back(run, exc)
+                is_lost = _is_lost(run, exc)
+                _roll_back(run, exc)
                 raise
     except LostLease as exc:
         return Raised(exc)
@@ -259,10 +260,17 @@ def _attempt(run: Run) -> Committed | Conflict | Lost | Raised:
     return Committed(source)
 
 
-def _roll_back(run: Run, exc: BaseException) -> bool:
-    """Roll the body back; whether the database failed it."""
-    is_closed = run.task.atomic and connections[run.using].closed_in_transaction
-    is_lost = not is_closed and databases.is_lost(exc, run.using)
+def _is_lost(run: Run, exc: BaseException) -> bool:
+    """Whether the database failed the body. If the body closed its connection itself, it did not."""
+    return not _is_closed(run) and databases.is_lost(exc, run.using)
+
+
+def _is_closed(run: Run) -> bool:
+    return bool(run.task.atomic and connections[run.using].closed_in_transaction)
+
+
+def _roll_back(run: Run, exc: BaseException) -> None:
+    is_closed = _is_closed(run)
     databases.roll_back(run.using)
     if is_closed and isinstance(exc, Error):
         # Not the database's fault, so the body is not run again by itself.
@@ -270,7 +278,6 @@ def _roll_back(run: Run, exc: BaseException) -> bool:
             "the body closed its connection to the database, and its work is lost with the transaction; declare the "
             "task with atomic=False if it manages its connections itself"
         ) from exc
-    return is_lost
 
 
 def _came_of(

@@ -92,6 +92,7 @@ class MySQL(base.Store):
         tied = {table for model in tables.values() for table in _tied(model)}
         exact = "utf8mb4_nopad_bin" if self.connection.mysql_is_mariadb else "utf8mb4_0900_bin"
         with self.connection.schema_editor() as editor:
+            editor.execute(_LOCKS)
             for table, collation in self.ask(_COLLATIONS):
                 if table in tables and table not in tied and collation != exact:
                     name = editor.quote_name(table)
@@ -101,7 +102,6 @@ class MySQL(base.Store):
                 there[table][index].append(column)
             for name, model in tables.items():
                 _complete_table(editor, model, there[name])
-            editor.execute(_LOCKS)
 
     @contextmanager
     def bounded(self, seconds: float) -> Iterator[None]:
@@ -179,7 +179,8 @@ def _complete_table(editor: Any, model: Any, there: Mapping[str, list[str]]) -> 
     for index in (index for index in model._meta.indexes if index.condition is not None):
         whole = _whole(index)
         # Django leaves out the condition only.
-        if there[index.name] != [model._meta.get_field(name).column for name in whole.fields]:
+        # The columns of another app may not be migrated yet.
+        if index.name in there and there[index.name] != [model._meta.get_field(name).column for name in whole.fields]:
             editor.remove_index(model, index)
             editor.add_index(model, whole)
     for constraint in model._meta.constraints:

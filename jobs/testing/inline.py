@@ -131,8 +131,8 @@ class Clock:
 @contextmanager
 def _process(aliases: Sequence[str], clock: Clock) -> Iterator[_Process]:
     """Make this process a worker for the length of a block. No trace of it stays."""
-    node, worker_state.node = worker_state.node, uuid.uuid4()
     process = _Process(aliases, clock)
+    node, worker_state.node = worker_state.node, uuid.uuid4()
     try:
         for alias in aliases:
             Node.objects.using(alias).create(pk=worker_state.node, hostname="tests", pid=os.getpid())
@@ -150,9 +150,9 @@ class _Process:
     def __init__(self, aliases: Sequence[str], clock: Clock) -> None:
         self.aliases, self.clock = aliases, clock
         self.app: Any = current_app._get_current_object()
-        self.runner = Runner(self.app, "tests")
         if clock.until is not None and clock.schedules:
             import_tasks(self.app)
+        self.runner = Runner(self.app, "tests")
 
     def run_next(self) -> tuple[Job, BaseException | None] | None:
         """Run one job; return it, and the exception if it failed. None: nothing is due."""

@@ -28,7 +28,7 @@ from tests.models import Effect, Order
 OUTAGE = 2.7 * conf().DEAD_AFTER
 
 #: A run whose connection died has lost its database, and did not fail.
-LOST = Without("jobs.execution.pipeline:_roll_back", "False", call="databases.is_lost")
+LOST = Without("jobs.execution.pipeline:_is_lost", "False", call="databases.is_lost")
 
 #: Seconds that a busy machine takes on top of any wait.
 SLACK = 1.5

@@ -10,27 +10,6 @@ import jobs.models.fields
 JOBS = apps.get_containing_app_config("jobs.models").label
 
 
-class OfJobs:
-    """An operation on a table of the app ``jobs``."""
-
-    def state_forwards(self, app_label, *given):
-        super().state_forwards(JOBS, *given)
-
-    def database_forwards(self, app_label, *given):
-        super().database_forwards(JOBS, *given)
-
-    def database_backwards(self, app_label, *given):
-        super().database_backwards(JOBS, *given)
-
-
-class AddColumn(OfJobs, migrations.AddField):
-    pass
-
-
-class AddIndex(OfJobs, migrations.AddIndex):
-    pass
-
-
 class Migration(migrations.Migration):
     initial = True
 
@@ -133,19 +112,5 @@ class Migration(migrations.Migration):
         migrations.AddConstraint(
             model_name='subscription',
             constraint=models.UniqueConstraint(fields=('service', 'handler'), name='jobs_subscription_handler'),
-        ),
-        AddColumn(
-            model_name='job',
-            name='order_key',
-            field=models.CharField(max_length=255, null=True, verbose_name='order key'),
-        ),
-        AddColumn(
-            model_name='job',
-            name='order_position',
-            field=models.BigIntegerField(null=True),
-        ),
-        AddIndex(
-            model_name='job',
-            index=models.Index(condition=models.Q(('order_key__isnull', False), ('state__in', ('scheduled', 'ready', 'running'))), fields=['order_key', 'order_position', 'state'], name='jobs_job_order'),
         ),
     ]

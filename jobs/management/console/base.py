@@ -154,7 +154,7 @@ def reported(*kinds: type[Exception], says: str = "{}", code: int = 1) -> Iterat
 
 
 def project_app() -> Any:
-    """The project's Celery app with its tasks: Any's fallback app knows neither tasks nor limits."""
+    """The project's Celery app with its tasks: Celery's fallback app knows neither tasks nor limits."""
     app = celery_app()
     if app is None:
         raise CommandError(

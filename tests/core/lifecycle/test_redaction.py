@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import io
 import json
+from importlib.util import find_spec
 
 import pytest
 from celery import current_app
@@ -34,7 +35,8 @@ def everywhere(job, client) -> str:
     call_command("jobs", "show", str(job.pk), stdout=out)
     call_command("jobs", "show", str(job.pk), "--json", stdout=out)
     call_command("jobs", "list", "--json", stdout=out)
-    call_command("jobs", "why", str(job.pk), "--json", stdout=out)
+    if find_spec("jobs.contrib.why"):
+        call_command("jobs", "why", str(job.pk), "--json", stdout=out)
     pages = [reverse("admin:jobs_job_change", args=[job.pk]), reverse("admin:jobs_job_changelist")]
     return out.getvalue() + "".join(client.get(url).content.decode() for url in pages)
 

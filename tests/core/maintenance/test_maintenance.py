@@ -14,7 +14,7 @@ from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from jobs import maintenance
+from jobs import extensions, maintenance
 from jobs.lifecycle import claims, transitions
 from jobs.lifecycle.claims import Claimer
 from jobs.lifecycle.wakeups import Wakeup
@@ -195,6 +195,20 @@ def test_rows_that_another_session_has_locked_hold_up_no_other(side, settings, w
     done = clock.tick() | Prune(side).run_once()
     assert (done["due"], done["expired"], done["jobs"]) == (5, 5, 5)
     assert not Cancellation.objects.exists()
+
+
+def test_an_extension_whose_table_is_missing_keeps_no_job_waiting(wakeup, monkeypatch, caplog):
+    """A router may keep the tables of an app of its own out of a database of jobs."""
+    stock = extensions.merged
+    looks = {"missing": "(SELECT 1 FROM jobs_of_no_migration) IS NOT NULL"}
+    monkeypatch.setattr(extensions, "merged", lambda door: looks if door == "looks" else stock(door))
+    monkeypatch.setattr(extensions, "through", lambda door: ())
+    monkeypatch.setattr(clock, "_unasked", set())
+    job = make("scheduled", age=5)
+    assert clock.tick()["due"] == 1
+    assert Job.objects.get(pk=job.pk).state == "ready"
+    clock.tick()
+    assert caplog.text.count("the clock leaves out what extensions ask") == 1
 
 
 @pytest.mark.database
