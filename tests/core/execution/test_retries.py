@@ -121,7 +121,7 @@ def other_database(**settings):
     "settings",
     [
         {"ENGINE": "django.db.backends.sqlite3", "NAME": "/nowhere/x.sqlite3", "OPTIONS": {}},
-        {"ENGINE": "django.db.backends.postgresql", "HOST": "127.0.0.1", "PORT": "1", "OPTIONS": {}},
+        {"ENGINE": "django.db.backends.postgresql", "NAME": "away", "HOST": "127.0.0.1", "PORT": "1", "OPTIONS": {}},
     ],
     ids=["sqlite", "postgresql"],
 )
