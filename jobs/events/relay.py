@@ -32,7 +32,7 @@ from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job, Node, State
 from jobs.models.fields import uuid7
 from jobs.models.values import named
-from jobs.store import databases
+from jobs.store import databases, of
 
 #: In the supervisor: events wait to be handed on.
 wakeup = threading.Event()
@@ -186,7 +186,8 @@ def lock(using: str, waits: bool = True) -> Relay:
     Raises:
         Relay.DoesNotExist: without waiting: another process has it.
     """
-    store.bound_lock(using, STILL)
+    # If the process stands still, it would keep this row until it is found dead.
+    of(using).end_if_idle(STILL)
     rows = Relay.objects.using(using).filter(pk=1)
     found = (rows.select_for_update() if waits else databases.free(rows)).first()
     # Race: another first one may have committed it since.

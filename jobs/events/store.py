@@ -77,13 +77,6 @@ def numbers(events: Iterable[Any]) -> RawSQL:
     return RawSQL(f"CASE id {' '.join(f'WHEN {event.pk} THEN {event.number}' for event in events)} END", [])
 
 
-def bound_lock(using: str, seconds: int) -> None:
-    """End this transaction if the process stands still for so long: it would keep its locks until it is found dead."""
-    if _is_postgresql(using) and not databases.in_test(using):
-        with connections[using].cursor() as cursor:
-            cursor.execute(f"SET LOCAL idle_in_transaction_session_timeout = '{seconds}s'")
-
-
 #: It takes one step through the index for each name.
 _NAMES = """
 WITH RECURSIVE known (name) AS (

@@ -241,11 +241,15 @@ class Store:
         # Without any lock: most looks find nothing.
         if not first.values_list("pk")[:1]:
             return []
-        with transaction.atomic(using=self.using):
+        with self.claiming():
             ids = list(databases.free(first).values_list("pk", flat=True)[: claim.limit])
             rows = Job.objects.using(self.using).filter(pk__in=ids)
             rows.update(node=claim.node, token=claim.token, **self.running)
             return list(rows.order_by(*ORDER))
+
+    def claiming(self) -> AbstractContextManager[Any]:
+        """The transaction of a claim of several statements."""
+        return transaction.atomic(using=self.using)
 
     @property
     def running(self) -> dict[str, Any]:

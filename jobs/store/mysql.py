@@ -17,6 +17,7 @@ from django.db.models import CharField, DurationField, ExpressionWrapper, F, Ind
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 
+from jobs.conf import conf
 from jobs.models import CLAIMABLE, Job
 from jobs.models.columns import BY_ORDER, ORDER
 from jobs.store import base, databases
@@ -104,21 +105,35 @@ class MySQL(base.Store):
                 _complete_table(editor, model, there[name])
 
     @contextmanager
+    def claiming(self) -> Iterator[None]:
+        """The server ends the session of a process that vanishes in its claim.
+
+        No row says yet which session has the jobs locked: without this they would wait for hours.
+        """
+        [[before]] = self.ask("SELECT @@wait_timeout")
+        self._set("wait_timeout", max(1, math.ceil(conf().DEAD_AFTER)))
+        try:
+            with super().claiming():
+                yield
+        finally:
+            self._set("wait_timeout", before)
+
+    @contextmanager
     def bounded(self, seconds: float) -> Iterator[None]:
         """In whole seconds: one at least."""
         [[before]] = self.ask("SELECT @@innodb_lock_wait_timeout")
-        self._set_wait(max(1, math.ceil(seconds)))
+        self._set("innodb_lock_wait_timeout", max(1, math.ceil(seconds)))
         try:
             with transaction.atomic(using=self.using):
                 yield
         finally:
-            self._set_wait(before)
+            self._set("innodb_lock_wait_timeout", before)
 
-    def _set_wait(self, seconds: int) -> None:
+    def _set(self, name: str, seconds: int) -> None:
         """Of the session, whatever became of its transaction; a connection that is lost takes it along."""
         if (raw := self.connection.connection) is not None:
             with suppress(raw.Error), closing(raw.cursor()) as cursor:
-                cursor.execute(f"SET innodb_lock_wait_timeout = {seconds}")
+                cursor.execute(f"SET {name} = {seconds}")
 
     def lock_names(self, names: Collection[str]) -> None:
         keys = sorted(sha256(name.encode()).digest() for name in names)
@@ -178,8 +193,7 @@ class MySQL(base.Store):
 def _complete_table(editor: Any, model: Any, there: Mapping[str, list[str]]) -> None:
     for index in (index for index in model._meta.indexes if index.condition is not None):
         whole = _whole(index)
-        # Django leaves out the condition only.
-        # The columns of another app may not be migrated yet.
+        # Django leaves out the condition only. The columns of another app may not be migrated yet.
         if index.name in there and there[index.name] != [model._meta.get_field(name).column for name in whole.fields]:
             editor.remove_index(model, index)
             editor.add_index(model, whole)

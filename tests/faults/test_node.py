@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from celery import shared_task
-from django.db import connection
 
 from jobs.conf import conf
 from jobs.inspection import counts
@@ -61,8 +60,6 @@ def test_all_workers_lose_power_at_once(ledger, database, link_is):
 
     Guard: rescue ends the connections of dead runs, and gives their jobs back.
     """
-    if link_is == "half-open" and connection.vendor == "mysql":
-        pytest.skip("on MariaDB some jobs wait on behind sessions of a half-open link (docs/howto/databases.md)")
     ledger.enqueue(300, tasks.takes_turns)
     with Proxy(database.url) as link:
         with workers(2, DATABASE_URL=link.url) as machines:

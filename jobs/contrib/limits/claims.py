@@ -224,7 +224,7 @@ def _take_anywhere(using: str, claim: Claim, known: Limits) -> list[Job]:
     # Without the write lock: most looks find nothing.
     if not ready.values_list("pk")[:1]:
         return []
-    with transaction.atomic(using=using):
+    with store.of(using).claiming():
         found = _sort(using, queue, list(_rows(databases.free(ready))[: size + WINDOW]), size, known)
         for key, (last, following) in found.limiters.items():
             RateLimiter.objects.using(using).update_or_create(pk=key, defaults={"last_at": last, "next_at": following})
