@@ -1,6 +1,6 @@
 """Kill, stop or pause a process at a named point of ``jobs``, as the demo and the tests do.
 
-``JOBS_SYNC_POINTS="before_commit=kill,before_ring=pause"`` together with ``JOBS_SYNC_DIR`` arms points in the processes
+``JOBS_SYNC_POINTS="before_commit=kill,before_notify=pause"`` together with ``JOBS_SYNC_DIR`` arms points in the processes
 that inherit the two variables. The first process to arrive leaves ``<dir>/<point>.reached``; then it is killed
 (``kill``: SIGKILL) or stopped (``stop``: SIGSTOP), or waits until the file ``<dir>/<point>.go`` exists (``pause``).
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 from jobs.conf import syncpoints
 
 POINTS = """
-before_claim after_claim before_call after_call after_sent before_commit after_completion after_commit before_ring
+before_claim after_claim before_call after_call after_sent before_commit after_completion after_commit before_notify
 before_receive after_receive before_tick after_tick before_relay after_relay before_publish after_publish before_store
 after_store
 """.split()

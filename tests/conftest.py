@@ -268,7 +268,7 @@ def redis_cache(redis_server, settings):
 
 @pytest.fixture(autouse=True)
 def _clean(request):
-    """Each test starts with an empty broker, and on a worker_state without a stop."""
+    """Each test starts with an empty broker, and with a worker state without a stop."""
     yield
     syncpoints.arm(None)
     worker_state.wipe()

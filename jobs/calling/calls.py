@@ -334,7 +334,7 @@ def receive(task: str, request: Any, args: Any, kwargs: Any) -> None:
     if (known := app.tasks.get(task) if app is not None else None) is not None:
         # Of arguments that do not fit the run will say so.
         with suppress(Exception):
-            for called in getattr(known, "called", ()):
+            for called in getattr(known, "call_hooks", ()):
                 called(known, job)
     reach("before_receive")
     Job.objects.using(databases.job_alias()).bulk_create([job], ignore_conflicts=True)

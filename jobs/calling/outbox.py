@@ -150,7 +150,7 @@ class AfterCommit:
         self.recorded: list[tuple[Any, Job]] = []
 
     def __call__(self) -> None:
-        reach("before_ring")
+        reach("before_notify")
         wakeups.notify(self.using, self.queues)
         for app, job in self.recorded:
             job.forget_computed()

@@ -56,7 +56,7 @@ RARELY, LEFT = 60.0, 180.0
 #: How many changes of a handler's pattern or version are remembered, beside the first.
 PERIODS = 50
 
-#: What of a subscription may change with a deploy.
+#: The columns of a subscription that a deploy may change.
 _CHANGES = ("pattern", "version", "queue", "rank", "is_ordered", "keep_failed")
 
 
@@ -339,7 +339,7 @@ class RelayThread:
         self._look_at = time.monotonic() + RARELY
 
     def wait(self) -> None:
-        """Wait for a wakeup. If it gets lost, the tick of the clock finds the events."""
+        """Wait for a wake-up. If it gets lost, the tick of the clock finds the events."""
         wakeup.wait()
         if not all(map(store.is_notified, conf().DATABASES)):
             time.sleep(SOON)

@@ -1,1 +1,1 @@
-"""One run: the body in its transaction, the completion, the finish."""
+"""One run: the body in its transaction, and its end: the completion, or what else came of it."""

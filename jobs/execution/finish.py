@@ -201,7 +201,7 @@ def write(run: Run, transition: Callable[[], bool], error: dict[str, Any] | None
         raise LostLease("this run lost its lease")
 
 
-#: What of a row a finish may have changed.
+#: The columns that the end of a run may have changed.
 _FINISHED = columns.named(columns.Part.FINISH)
 
 

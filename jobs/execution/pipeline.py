@@ -67,7 +67,7 @@ def run(run: Run) -> None:
 
 
 def _call(run: Run) -> Any:
-    """From the begin to the finish; what it returns or raises is what Celery is told."""
+    """From the begin to the end; what it returns or raises is what Celery is told."""
     job, request = run.job, run.request
     try:
         try:

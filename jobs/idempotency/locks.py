@@ -377,7 +377,7 @@ def _wake_later(key: str) -> None:
     run = current_run()
     using = run.using if run is not None else home()
     if run is not None:
-        # If its transaction rolls back, that of its finish is the next one.
+        # If its transaction rolls back, the one that writes its end comes next.
         run.released.add(key)
     # With autocommit off nobody tells us of the commit.
     if connections[using].in_atomic_block or connections[using].get_autocommit():
@@ -385,7 +385,7 @@ def _wake_later(key: str) -> None:
 
 
 def wake_left(run: Run) -> None:
-    """After the finish of a run: for the locks of which no commit has told."""
+    """After a run: wake those that wait for its locks, if no commit did."""
     for key in sorted(run.released):
         wake(key)
 

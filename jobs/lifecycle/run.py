@@ -112,7 +112,7 @@ def persistently(run: Run, action: Callable[[], bool]) -> bool | None:
 
 
 def report(job: Job, using: str, action: str, text: str, level: int = logging.INFO, **more: Any) -> str:
-    """Say what became of a run, after its finish was committed; returns it in one word (see ``jobs.signals``).
+    """Say what became of a run, after its end was committed; returns it in one word (see ``jobs.signals``).
 
     The row decides, not what was wanted: a run that asked for a retry may have been asked to end, and a job that
     should go back may have reached its limit.

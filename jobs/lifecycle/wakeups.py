@@ -128,7 +128,7 @@ class Wakeup:
         return is_woken
 
 
-#: Made before the worker forks, like the worker_state.
+#: Made before the worker forks, like the worker state.
 wakeup = Wakeup()
 
 

@@ -242,7 +242,7 @@ class OwnJobs:
 
     def finish_dead(self) -> int:
         """Finish the jobs whose process died. It reads memory only, as long as none did."""
-        # Race: first what was announced, then the worker_state. An end that is announced in between is kept.
+        # Race: first what was announced, then the worker state. An end that is announced in between is kept.
         announced = set(self._ended)
         occupied = worker_state.occupied()
         for run in announced - {(slot.job, slot.lease) for slot in occupied}:
@@ -319,11 +319,11 @@ class OwnJobs:
         return done
 
     def hand_back_orphans(self) -> int:
-        """Give back what no process has had for two beats (a finish that failed, an answer that was lost)."""
+        """Give back what no process has had for two beats (its end could not be written, or an answer was lost)."""
         return databases.everywhere(lambda alias: self._seldom.take(alias, partial(self._hand_back_orphans_in, alias)))
 
     def _hand_back_orphans_in(self, alias: str) -> int:
-        # Race: first the rows, then the worker_state. A row that a process claims meanwhile is not among them.
+        # Race: first the rows, then the worker state. A row that a process claims meanwhile is not among them.
         rows = _runs(self._running(alias))
         tokens = {token for slot in worker_state.occupied() if not slot.is_dead for token in (slot.token, slot.batch)}
         before = self._unseen.get(alias, {})

@@ -1,4 +1,4 @@
-"""Celery's remote control knows requests. Jobs are none: what it asks of them is read from the worker_state."""
+"""Celery's remote control knows requests. Jobs are none: what it asks of them is read from the worker state."""
 
 from collections.abc import Callable
 from functools import partial

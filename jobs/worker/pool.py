@@ -1,4 +1,4 @@
-"""Celery's own pool processes claim jobs: between two stock tasks each waits for its pipe *or* for the wakeup.
+"""Celery's own pool processes claim jobs: between two stock tasks each waits for its pipe *or* for a wake-up.
 
 A job is no task of the pool. So jobs need neither the broker nor the worker's event loop. ``jobs/conf/private.py`` says
 what is private to Celery and billiard here, and every worker looks whether it is still there.

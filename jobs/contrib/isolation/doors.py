@@ -1,4 +1,4 @@
-"""What of the isolation of transactions takes part in the core: it watches a process from its start."""
+"""The part of the isolation in the core: it watches a process from its start."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def _examine(queue: str | None, timeout: float | None, is_probed: bool) -> Itera
         return
     yield _broker(app)
     yield _locks()
-    yield from map(_ring, conf().DATABASES)
+    yield from map(_notifications, conf().DATABASES)
     yield (workers := _workers())
     for each in problems.of(status.gather(live=True)):
         if each.kind == "no_worker":
@@ -152,7 +152,7 @@ def _locks() -> Finding:
     return Finding("locks", True, f"held by {name}")
 
 
-def _ring(alias: str) -> Finding:
+def _notifications(alias: str) -> Finding:
     what, at, poll = f"notifications of {alias!r}", store.of(alias), duration(conf().POLL_INTERVAL)
     if not at.has_notify:
         return Finding(what, True, f"{at.name} has none, workers look for new jobs")

@@ -52,7 +52,7 @@ def killed_at(point, key):
         finally:
             os._exit(1)
     # What calls nobody rings nobody.
-    assert os.waitpid(child, 0)[1] == signal.SIGKILL or point == "before_ring"
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL or point == "before_notify"
     transitions.finish_running(uuid.UUID(key), "default", lambda job: transitions.hand_back(job, 0))
 
 
@@ -511,7 +511,7 @@ def a_chord():
 SHAPES = {a_chain: "abc", a_group_with_a_callback: "abc", a_chord: ["a", "b", "c", "body"]}
 
 
-@pytest.mark.parametrize("point", ["after_claim", "before_commit", "after_completion", "after_commit", "before_ring"])
+@pytest.mark.parametrize("point", ["after_claim", "before_commit", "after_completion", "after_commit", "before_notify"])
 @pytest.mark.parametrize("before", [0, 1, 2])
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.__name__)
 def test_each_follow_up_runs_once_whenever_its_process_is_killed(node, shape, before, point):

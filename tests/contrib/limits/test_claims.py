@@ -8,6 +8,7 @@ import random
 import re
 import signal
 import time
+import uuid
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -16,10 +17,12 @@ from itertools import pairwise
 
 import pytest
 from celery import current_app, shared_task
+from celery.app.task import Context
 from django.core.management import CommandError, call_command
 from django.db import IntegrityError, OperationalError, connection, connections, transaction
 from django.db.models.signals import post_delete
 
+from jobs.calling import calls
 from jobs.conf import problems as wrong_settings
 from jobs.conf import rates
 from jobs.conf.rates import limit_of
@@ -709,6 +712,13 @@ def test_what_a_rate_lets_in_is_not_held_again_at_once(task, rate, rows, monkeyp
         monkeypatch.setattr(limited, "_take_anywhere", lambda *args: [])
     claimer.claim("default", QUEUE, worker_state.node, 1)
     assert len(held) <= 1
+
+
+def test_a_call_by_name_says_its_limit_like_any_other():
+    """Else claims have to look at it twice."""
+    context = Context(id=str(uuid.uuid4()), delivery_info={"exchange": "", "routing_key": QUEUE})
+    calls.receive(bodies.one_of_a_customer.name, context, ["ada"], {})
+    assert Job.objects.get().limit_key == f"{bodies.one_of_a_customer.name}:ada"
 
 
 def test_a_gate_at_which_somebody_is_held_meanwhile_stays_whoever_listens():

@@ -145,7 +145,7 @@ def test_a_ring_that_fails_is_no_error_and_leaves_a_sound_connection(heard, auto
     """The server ends the connection between the commit and the ring."""
 
     def end(point):
-        if point == "before_ring":
+        if point == "before_notify":
             with connection.cursor() as cursor:
                 cursor.execute("SELECT pg_backend_pid()")
                 [pid] = cursor.fetchone()

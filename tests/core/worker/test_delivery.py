@@ -65,7 +65,7 @@ with transaction.atomic():
     [
         ("before_the_commit", "", set()),
         ("right_after_the_commit", "", {"row", "job"}),
-        ("between_commit_and_ring", "before_ring=kill", {"row", "job"}),
+        ("between_commit_and_ring", "before_notify=kill", {"row", "job"}),
     ],
 )
 def test_enqueuing_process_killed(tmp_path, moment, sync, expected):
