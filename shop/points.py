@@ -1,8 +1,9 @@
 """Kill, stop or pause a process at a named point of ``jobs``, as the demo and the tests do.
 
-``JOBS_SYNC_POINTS="before_commit=kill,before_notify=pause"`` together with ``JOBS_SYNC_DIR`` arms points in the processes
-that inherit the two variables. The first process to arrive leaves ``<dir>/<point>.reached``; then it is killed
-(``kill``: SIGKILL) or stopped (``stop``: SIGSTOP), or waits until the file ``<dir>/<point>.go`` exists (``pause``).
+``JOBS_SYNC_POINTS="before_commit=kill,before_notify=pause"`` together with ``JOBS_SYNC_DIR`` arms points in the
+processes that inherit the two variables. The first process to arrive leaves ``<dir>/<point>.reached``; then it is
+killed (``kill``: SIGKILL) or stopped (``stop``: SIGSTOP), or waits until the file ``<dir>/<point>.go`` exists
+(``pause``).
 """
 
 import os

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from django.db import Error, transaction
-from django.db.models import BooleanField, Exists, ExpressionWrapper, OuterRef, Q, TextField
+from django.db.models import BooleanField, Exists, ExpressionWrapper, OuterRef, Q, QuerySet, TextField
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Cast
 from django.utils.translation import gettext
@@ -93,7 +93,7 @@ class Prune:
 
     def count(self) -> dict[str, int]:
         """What ``run_once`` would delete; a job that only an expired marker keeps is not counted yet."""
-        jobs = (Job.objects.using(alias).filter(_over(alias)).count() for alias in conf().DATABASES)
+        jobs = (_unneeded(Job.objects.filter(_over(alias)), alias).count() for alias in conf().DATABASES)
         return {"jobs": sum(jobs), "markers": sum(markers.expired(alias).count() for alias in conf().DATABASES)}
 
 
@@ -137,36 +137,45 @@ def _old() -> Q:
 
 
 def _over(using: str) -> Any:
-    """The condition that the retention is over, no marker points at the result, and no extension keeps it."""
+    """The condition that the retention is over, and no marker points at the result.
+
+    What extensions keep is asked of the few that are deleted: for a whole walk PostgreSQL would read the whole table.
+    """
     # By the marker's job: the row of an adopted job has no ``marker_key``.
-    found = _old() & ~Exists(Marker.objects.using(using).filter(job=OuterRef("pk")))
-    for keep, _ in extensions.through("needed"):
-        found &= ~keep(using)
-    return found
+    return _old() & ~Exists(Marker.objects.using(using).filter(job=OuterRef("pk")))
 
 
 def delete_old(keys: Sequence[uuid.UUID], using: str) -> int:
     """Delete those that are old enough. Race with a replay: a row that somebody has locked is left for another time."""
     with transaction.atomic(using=using):
-        rows = databases.free(Job.objects.using(using).filter(_old(), pk__in=keys))
-        locked = list(rows.values_list("pk", flat=True))
-        return delete(locked, using) if locked else 0
+        return _delete(databases.free(_unneeded(Job.objects.filter(_old(), pk__in=keys), using)), using)
 
 
 def delete(keys: Sequence[uuid.UUID], using: str) -> int:
     """Delete those of the jobs that have ended (else a replay was faster), and that no extension keeps."""
     with transaction.atomic(using=using):
-        over = Job.objects.using(using).filter(pk__in=keys, state__in=ENDED)
-        for keep, _ in extensions.through("needed"):
-            over = over.filter(~keep(using))
-        # By their ids alone: for a DELETE with a subquery MySQL reads, and locks, the whole table.
-        ids = list(over.select_for_update().values_list("pk", flat=True))
-        over = Job.objects.using(using).filter(pk__in=ids, state__in=ENDED)
-        for tell in extensions.through("deleting"):
-            tell(over, using)
-        deleted: int = over._raw_delete(using) if ids else 0
-        gone = Action.objects.using(using).filter(job__in=keys)
-        gone.filter(~Exists(Job.objects.using(using).filter(pk=OuterRef("job"))))._raw_delete(using)
+        over = Job.objects.filter(pk__in=keys, state__in=ENDED)
+        return _delete(_unneeded(over, using).select_for_update(), using)
+
+
+def _unneeded(jobs: QuerySet[Job], using: str) -> QuerySet[Job]:
+    """Those of the jobs, in this database, that no extension keeps."""
+    jobs = jobs.using(using)
+    for keep, _ in extensions.through("needed"):
+        jobs = jobs.filter(~keep(using))
+    return jobs
+
+
+def _delete(locked: QuerySet[Job], using: str) -> int:
+    # By their ids alone: for a DELETE with a subquery MySQL reads, and locks, the whole table.
+    if not (ids := list(locked.values_list("pk", flat=True))):
+        return 0
+    over = Job.objects.using(using).filter(pk__in=ids)
+    for tell in extensions.through("deleting"):
+        tell(over, using)
+    deleted: int = over._raw_delete(using)
+    gone = Action.objects.using(using).filter(job__in=ids)
+    gone.filter(~Exists(Job.objects.using(using).filter(pk=OuterRef("job"))))._raw_delete(using)
     return deleted
 
 
