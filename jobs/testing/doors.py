@@ -1,1 +1,1 @@
-"""It has no part in the core: the core's own names of ``jobs.testing`` are in the ``__init__`` of this folder."""
+"""The core does without it, so it is an extension. It has no part in a job: a project imports it in its tests."""

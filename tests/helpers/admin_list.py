@@ -36,3 +36,12 @@ def links(response) -> dict[str, str]:
     """Where the four links of the paging lead, those that are there."""
     found = re.search(r'(?s)<nav class="paginator job-pages".*?</nav>', response.content.decode())[0]
     return {text: html.unescape(url) for url, text in re.findall(r'<a href="([^"]*)"[^>]*>([^<]*)</a>', found)}
+
+
+ERROR = {
+    "type": "ValueError",
+    "message": "the message",
+    "traceback": "Traceback of the newest",
+    "at": "2026-01-02T03:04:05.678+00:00",
+    "attempt": 3,
+}

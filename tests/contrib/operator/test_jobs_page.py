@@ -12,19 +12,10 @@ from django.urls import reverse
 from django.utils import timezone
 
 from jobs.models import Marker, Node
-from tests.helpers.admin_list import LIST, ids, links, listed, page, short
+from tests.helpers.admin_list import ERROR, LIST, ids, links, listed, page, short
 from tests.helpers.rows import let_heartbeat, make
 
 pytestmark = pytest.mark.django_db
-
-
-ERROR = {
-    "type": "ValueError",
-    "message": "the message",
-    "traceback": "Traceback of the newest",
-    "at": "2026-01-02T03:04:05.678+00:00",
-    "attempt": 3,
-}
 
 
 def test_empty_list_says_so(viewer):

@@ -19,19 +19,12 @@ from django.utils import timezone
 from jobs.idempotency import locks
 from jobs.idempotency.locks import lock
 from jobs.models import Job, Node, State
-from tests.helpers.admin_list import LIST, ids, links, listed, page, short
+from tests.helpers.admin_list import ERROR, LIST, ids, links, listed, page, short
 from tests.helpers.rows import make
 from tests.tasks import locked, noop
 
 pytestmark = pytest.mark.django_db
 
-ERROR = {
-    "type": "ValueError",
-    "message": "the message",
-    "traceback": "Traceback of the newest",
-    "at": "2026-01-02T03:04:05.678+00:00",
-    "attempt": 3,
-}
 EVIL = "<script>alert(1)</script>"
 
 
