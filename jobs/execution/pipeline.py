@@ -272,7 +272,8 @@ def _is_closed(run: Run) -> bool:
 def _roll_back(run: Run, exc: BaseException) -> None:
     is_closed = _is_closed(run)
     databases.roll_back(run.using)
-    if is_closed and isinstance(exc, Error):
+    # Django leaves alone what a driver raises when a cursor is closed.
+    if is_closed and isinstance(exc, Error | connections[run.using].Database.Error):
         # Not the database's fault, so the body is not run again by itself.
         raise ProgrammingError(
             "the body closed its connection to the database, and its work is lost with the transaction; declare the "

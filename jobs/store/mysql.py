@@ -110,30 +110,28 @@ class MySQL(base.Store):
 
         No row says yet which session has the jobs locked: without this they would wait for hours.
         """
-        [[before]] = self.ask("SELECT @@wait_timeout")
-        self._set("wait_timeout", max(1, math.ceil(conf().DEAD_AFTER)))
-        try:
-            with super().claiming():
-                yield
-        finally:
-            self._set("wait_timeout", before)
+        with self._setting("wait_timeout", conf().DEAD_AFTER), super().claiming():
+            yield
 
     @contextmanager
     def bounded(self, seconds: float) -> Iterator[None]:
         """In whole seconds: one at least."""
-        [[before]] = self.ask("SELECT @@innodb_lock_wait_timeout")
-        self._set("innodb_lock_wait_timeout", max(1, math.ceil(seconds)))
-        try:
-            with transaction.atomic(using=self.using):
-                yield
-        finally:
-            self._set("innodb_lock_wait_timeout", before)
+        with self._setting("innodb_lock_wait_timeout", seconds), transaction.atomic(using=self.using):
+            yield
 
-    def _set(self, name: str, seconds: int) -> None:
-        """Of the session, whatever became of its transaction; a connection that is lost takes it along."""
-        if (raw := self.connection.connection) is not None:
-            with suppress(raw.Error), closing(raw.cursor()) as cursor:
-                cursor.execute(f"SET {name} = {seconds}")
+    @contextmanager
+    def _setting(self, name: str, seconds: float) -> Iterator[None]:
+        """Of the session, whatever becomes of its transaction; a connection that is lost takes it along."""
+        self.connection.ensure_connection()
+        raw = self.connection.connection
+        with self.connection.wrap_database_errors, closing(raw.cursor()) as cursor:
+            cursor.execute(f"SET @jobs_{name} = @@{name}, {name} = {max(1, math.ceil(seconds))}")
+        try:
+            yield
+        finally:
+            if (raw := self.connection.connection) is not None:
+                with suppress(raw.Error), closing(raw.cursor()) as cursor:
+                    cursor.execute(f"SET {name} = @jobs_{name}")
 
     def lock_names(self, names: Collection[str]) -> None:
         keys = sorted(sha256(name.encode()).digest() for name in names)

@@ -44,7 +44,19 @@ def run_cell(name: str, marks: str, *paths: str) -> None:
         env["DATABASE_URL"] = server(database).create_database(made)  # type: ignore[attr-defined]
     if broker is not None:
         env["CELERY_BROKER_URL"] = server(broker).url
-    command = [sys.executable, "-m", "pytest", "-n0", "-m", marks, "-q", "-p", "no:randomly", "--tb=short", "-x"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-n0",
+        "-m",
+        marks,
+        "-q",
+        "-p",
+        "no:randomly",
+        "--tb=short",
+        "--maxfail=5",
+    ]
     command += paths
     if "JOBS_TEST_REQUIRE_SERVERS" in os.environ:
         # As .ci/run does it: the machine may be busy, and what fails three times has failed.
