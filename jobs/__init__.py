@@ -22,11 +22,13 @@ __all__ = [
     "UniqueBusy",
     "UniqueTaken",
     "__version__",
+    "asignal",
     "batch",
     "effect",
     "guard",
     "lock",
     "once",
+    "signal",
     "signals",
     "task",
 ]

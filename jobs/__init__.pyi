@@ -1,5 +1,7 @@
 from jobs import signals as signals
 from jobs.contrib.batches.batch import batch as batch
+from jobs.contrib.durable.signals import asignal as asignal
+from jobs.contrib.durable.signals import signal as signal
 from jobs.contrib.effects.ledger import effect as effect
 from jobs.errors import Busy as Busy
 from jobs.errors import Cancel as Cancel

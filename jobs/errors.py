@@ -4,6 +4,7 @@ Of a subclass of Celery's ``Ignore`` Celery stores no result and runs no errback
 leaves it alone.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from celery.exceptions import Ignore
@@ -14,6 +15,19 @@ LONGEST = 10 * 366 * 86400.0
 
 class Cancel(Ignore):
     """Raised in a task's body: roll back, and end the job ``cancelled``."""
+
+
+class Suspended(BaseException):
+    """A body waits for what is to come: its run ends, and its job waits. ``except Exception`` lets it pass.
+
+    Parameters:
+        text: for the log.
+        write: the fenced transition; False: the run no longer owns the job.
+    """
+
+    def __init__(self, text: str, write: Callable[[], bool]) -> None:
+        super().__init__(text)
+        self.write = write
 
 
 class Replaced(Ignore):
@@ -66,6 +80,9 @@ class NotSettled(Ignore):
 
 class EffectParked(Exception):
     """An external call may have happened; a person has to say. The job ends ``failed``, whatever ``autoretry_for``."""
+
+    #: No rule of retries applies.
+    ends_job = True
 
 
 class NotIsolated(Exception):

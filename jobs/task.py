@@ -23,7 +23,7 @@ from jobs.calling import calls, outbox
 from jobs.calling.options import check_call, check_declaration
 from jobs.conf import is_eager, is_stock, problems, sentry, task_options
 from jobs.conf.celery_release import dumper_of
-from jobs.errors import EffectParked, Replaced, UniqueTaken
+from jobs.errors import Replaced, UniqueTaken
 from jobs.execution import pipeline
 from jobs.idempotency import locks
 from jobs.idempotency.keys import KeyTemplate
@@ -75,6 +75,10 @@ class Task(celery.Task):
         At most so many start in that time, over all workers, in even steps. Celery's ``rate_limit`` means the same.
     limit_key (template or callable):
         ``concurrency`` and ``rate`` hold for each key on its own: ``"{customer_id}"``.
+    durable (bool, default False):
+        The body goes on where it stopped: ``self.step()``, ``self.sleep()``, ``self.wait_for()``, ``self.gather()``.
+    deadline (timedelta, or seconds):
+        Of a durable task: it is cancelled if it has not ended so long after its call.
 
     Raises (where it is declared):
         TypeError, ValueError: an option that cannot work; names the cure.
@@ -99,6 +103,8 @@ class Task(celery.Task):
     concurrency: int | None = None
     rate: str | float | None = None
     limit_key: Any = None
+    durable: bool = False
+    deadline: Any = None
 
     #: What is wrong with the options above.
     declared_wrong: ClassVar[Exception | None] = None
@@ -407,9 +413,9 @@ class Task(celery.Task):
                 progress.say(self._run, done, total, text)
 
     def retry(self, args: Any = None, kwargs: Any = None, exc: Any = None, **options: Any) -> Any:
-        """As Celery's, by hand and for ``autoretry_for``; but what waits for a person ends the job at once."""
-        cause = exc or sys.exc_info()[1]
-        if isinstance(cause, EffectParked):
+        """As Celery's, by hand and for ``autoretry_for``; but what has failed for good ends the job at once."""
+        cause: BaseException | None = exc or sys.exc_info()[1]
+        if cause is not None and getattr(cause, "ends_job", False):
             raise cause
         if (run := self._run) is None:
             return super().retry(args, kwargs, exc, **options)

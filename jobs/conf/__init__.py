@@ -113,6 +113,8 @@ class Settings:
     #: Events are deleted after this time; until then they can be replayed, and a second copy is recognized. None keeps
     #: them.
     RETENTION_EVENTS: float | None = 30 * 86400.0
+    #: Signals that no durable task has taken are deleted after this time. None keeps them.
+    RETENTION_SIGNALS: float | None = 30 * 86400.0
 
     #: The dotted path of ``redact(task, name, value)``, which returns what people may see of an argument: in the admin,
     #: by the commands, on pages of progress, in Celery's events and by ``celery inspect``. It also gets ``"result"``,
@@ -141,7 +143,7 @@ class Settings:
 #: The options of a task that are ours (see :class:`jobs.Task`).
 TASK_OPTIONS = """
 atomic max_crashes idempotency_key unique unique_until unique_for lock lock_ttl on_ambiguous every catch_up
-concurrency rate limit_key
+concurrency rate limit_key durable deadline
 """.split()
 
 #: What a key that is no number must be, unless it may be None and is: what its text is like, and how to say it.
@@ -237,7 +239,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 #: Tasks of this app (``jobs.tasks``).
-OWN_TASKS = ("jobs.probe", "jobs.ended", "jobs.same", "jobs.send")
+OWN_TASKS = ("jobs.probe", "jobs.ended", "jobs.same", "jobs.send", "jobs.wake")
 
 
 @lru_cache(maxsize=1000)

@@ -45,7 +45,9 @@ MYSQL_IS_AWAY = (1040, 2002, 2003, 2006, 2013)
 def pause(run: Run, exc: BaseException) -> float | None:
     """Seconds until the job that raised it is tried again; None: it has failed for good."""
     table, done = conf().RETRY or (), run.job.retries
-    if done >= len(table) or run.retries_itself or says_how_to_retry(run.task) or isinstance(exc, run.task.throws):
+    if getattr(exc, "ends_job", False) or isinstance(exc, run.task.throws):
+        return None
+    if done >= len(table) or run.retries_itself or says_how_to_retry(run.task):
         return None
     # Those that failed together do not come back together.
     return random.uniform(0.75, 1.25) * table[done] if may_pass(exc) else None

@@ -22,7 +22,7 @@ from django.db import Error, InterfaceError, OperationalError, transaction
 from jobs.calling import outbox
 from jobs.conf import conf
 from jobs.conf.logs import log
-from jobs.errors import Busy, Cancel, LostLease, NotSettled, Snooze, for_celery
+from jobs.errors import Busy, Cancel, LostLease, NotSettled, Snooze, Suspended, for_celery
 from jobs.execution import backoff
 from jobs.idempotency import locks
 from jobs.lifecycle import transitions
@@ -63,7 +63,7 @@ def finish(run: Run, exc: BaseException, lost: bool = False) -> NoReturn:
     if (shutdown := shutdown_behind(exc)) is not None:
         # Whoever sees this process die gives the job back.
         raise shutdown
-    job, error = run.job, _entry(run, exc)
+    job, error = run.job, entry(run, exc)
     outcome = _lost(job, error) if lost else _meant(run, exc, error)
     write(run, outcome.write, outcome.error or error)
     told = outcome.told
@@ -98,7 +98,7 @@ def _meant(run: Run, exc: BaseException, error: dict[str, Any]) -> Outcome:
             text, told = "cancelled: it was asked to end", Cancel("the job was asked to end")
             return Outcome("cancelled", text, partial(transitions.heed, job), told)
         case Retry() if run.planned:
-            cause = _entry(run, exc.exc) if isinstance(exc.exc, BaseException) else error
+            cause = entry(run, exc.exc) if isinstance(exc.exc, BaseException) else error
             text, more = f"will be retried: {cause['type']}: {cause['message']}", {"retries": run.planned[-1].retries}
             return Outcome("retried", text, partial(_retry, run, cause), exc, more=more, error=cause)
         case Busy(lock=str(key)):
@@ -106,13 +106,15 @@ def _meant(run: Run, exc: BaseException, error: dict[str, Any]) -> Outcome:
             seconds = random.uniform(0.5, 1) * LOCK_PAUSE
             text = f"waits for {seconds:.1f} s, or until it is free: {error['message']}"
             return Outcome("snoozed", text, partial(_wait_for_lock, job, key, seconds, error), ignored)
+        case Suspended():
+            return Outcome("suspended", str(exc), exc.write, ignored)
         case Snooze() | Busy():
             return _snoozed(job, error, exc.seconds if isinstance(exc, Snooze) else None)
         case Reject(requeue=True):
             return Outcome("handed_back", "handed back", partial(transitions.hand_back, job, 1.0), ignored)
         case Ignore():
-            entry = error | {"type": "Cancelled"}
-            is_ended = lambda: transitions.heed(job) or transitions.cancel_running(job, entry)  # noqa: E731
+            cancelled = error | {"type": "Cancelled"}
+            is_ended = lambda: transitions.heed(job) or transitions.cancel_running(job, cancelled)  # noqa: E731
             return Outcome("cancelled", "cancelled by its body", is_ended, exc)
     if (pause := backoff.pause(run, exc)) is not None:
         write = partial(transitions.retry, job, transitions.now_plus(pause), error, {})
@@ -188,7 +190,7 @@ def write(run: Run, transition: Callable[[], bool], error: dict[str, Any] | None
             if isinstance(exc, Error) and not databases.is_refusal(exc):
                 raise
             log(logging.ERROR, run.job, f"cannot be finished as it wants: {exc}", "finish_refused")
-            return transitions.fail(run.job, _entry(run, exc))
+            return transitions.fail(run.job, entry(run, exc))
         # The first attempt may have been committed, and only its answer got lost.
         return done or (tries > 1 and error is not None and _was_finished(run, error))
 
@@ -250,7 +252,8 @@ def shutdown_behind(exc: BaseException) -> BaseException | None:
     is_told = terminate_handler_fired()
     is_main = threading.current_thread() is threading.main_thread()
     for each in chain(exc):
-        is_stop = isinstance(each, WorkerShutdown | WorkerTerminate) or (is_told and not isinstance(each, Exception))
+        is_signal = is_told and not isinstance(each, Exception | Suspended)
+        is_stop = is_signal or isinstance(each, WorkerShutdown | WorkerTerminate)
         if is_stop or (is_main and isinstance(each, KeyboardInterrupt)):
             return each
     # SQLite says only that a function (one of Django's, such as for dates) raised something.
@@ -296,7 +299,7 @@ def storable(run: Run, result: Any) -> Any:
         return {"__type__": "repr", "__value__": scrub(safe_repr(result), 4000)}
 
 
-def _entry(run: Run, exc: BaseException) -> dict[str, Any]:
+def entry(run: Run, exc: BaseException) -> dict[str, Any]:
     """The error for the row, with what ``jobs.backend`` needs to make the exception again: its class and arguments."""
     try:
         message = str(exc)

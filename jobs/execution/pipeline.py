@@ -273,7 +273,8 @@ def _roll_back(run: Run, exc: BaseException) -> None:
     is_closed = _is_closed(run)
     databases.roll_back(run.using)
     # Django leaves alone what a driver raises when a cursor is closed.
-    if is_closed and isinstance(exc, Error | connections[run.using].Database.Error):
+    own_error: Any = connections[run.using].Database.Error  # type: ignore[attr-defined]
+    if is_closed and isinstance(exc, Error | own_error):
         # Not the database's fault, so the body is not run again by itself.
         raise ProgrammingError(
             "the body closed its connection to the database, and its work is lost with the transaction; declare the "

@@ -397,7 +397,7 @@ def wake(key: str, run: Run | None = None) -> None:
     for alias in conf().DATABASES:
         try:
             with store.of(alias).write_mutex():
-                if transitions.wake(key, alias):
+                if transitions.wake(transitions.LOCK + key, alias):
                     return
         except Error:
             logger.debug("nobody was woken for the lock %r", key, exc_info=True, extra={"action": "lock_not_told"})

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from django.db import IntegrityError, OperationalError, connections, transaction
-from django.db.models import Case, Exists, F, OuterRef, Q, When
+from django.db.models import Case, Exists, F, OuterRef, Q, QuerySet, When
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 from django.utils import timezone
@@ -166,6 +166,11 @@ def snooze(job: Job, seconds: float, entry: dict[str, Any], limit: int) -> bool:
 def wait_for_lock(job: Job, key: str, seconds: float, entry: dict[str, Any]) -> bool:
     """Its lock is busy, which counts nowhere. It is tried again after that time, or when the lock is released."""
     return _wait(job, now_plus(seconds), entry, is_kept=False, waits_for=LOCK + key)
+
+
+def suspend(job: Job, run_at: Any, waits_for: str | None, error: dict[str, Any] | None, expires_at: Any) -> bool:
+    """Its body waits for a time or for something to come (:func:`wake`), which counts nowhere."""
+    return _wait(job, run_at, error, waits_for=waits_for, expires_at=expires_at)
 
 
 def lose(job: Job, error: dict[str, Any], limit: int) -> bool:
@@ -348,13 +353,17 @@ def retry_by_hand(job_id: uuid.UUID, using: str) -> bool:
         raise UniqueBusy("another transaction is about to take its unique key; try again in a moment") from exc
 
 
-def wake(key: str, using: str) -> bool:
-    """Of the jobs that wait for a lock the first one tries again now; False: none waits here.
+def awaiting(what: Any, using: str) -> QuerySet[Job]:
+    """The jobs that wait for this (``Job.waits_for``)."""
+    return Job.objects.using(using).filter(AWAITING, waits_for=what)
 
-    Race: two see the same one. Then one wakes nobody: the lock is had by one at a time.
+
+def wake(what: str, using: str) -> bool:
+    """Of the jobs that wait for this the first one goes on now; False: none waits here.
+
+    Race: two see the same one. Then one wakes nobody. Of a lock that is enough: it is had by one at a time.
     """
-    waiting = Job.objects.using(using).filter(AWAITING, waits_for=LOCK + key).order_by("waits_for", "pk")
-    first = waiting.values_list("pk", flat=True).first()
+    first = awaiting(what, using).order_by("waits_for", "pk").values_list("pk", flat=True).first()
     return first is not None and redirect(first, using, _waiting(None), (State.SCHEDULED,))
 
 

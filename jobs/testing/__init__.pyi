@@ -1,5 +1,6 @@
 from jobs.contrib.crashtest.crash import NotIdempotent as NotIdempotent
 from jobs.contrib.crashtest.crash import assert_idempotent as assert_idempotent
+from jobs.contrib.durable.signals import send_signal as send_signal
 from jobs.contrib.isolation.isolation import isolation as isolation
 from jobs.events.fits import assert_fits as assert_fits
 from jobs.testing.inline import Runs as Runs

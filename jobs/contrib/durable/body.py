@@ -1,0 +1,191 @@
+"""What the body of a durable task has beside the methods of every task. Each has a form to await."""
+
+from __future__ import annotations
+
+import datetime
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial, wraps
+from typing import Any
+
+from asgiref.sync import iscoroutinefunction, sync_to_async
+from django.utils import timezone
+from django.utils.module_loading import import_string
+
+from jobs.contrib.durable.signals import check_key
+from jobs.contrib.durable.steps import History, history_of
+from jobs.contrib.effects.ledger import effect as ledger
+from jobs.errors import LONGEST
+from jobs.lifecycle.transitions import now_plus
+from jobs.models.values import jsonable
+
+#: A time to wait: seconds or a timedelta from now, or a moment with its time zone.
+Time = float | datetime.timedelta | datetime.datetime
+
+
+def step(
+    self: Any,
+    name: str,
+    function: Callable[..., Any],
+    *args: Any,
+    retries: int | None = None,
+    effect: bool = False,
+    on_cancel: Callable[..., Any] | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Do something once: its database effects, its result and the fence of the run are one commit.
+
+    A later run gets the result, and does nothing.
+
+    Parameters:
+        name: what identifies the step in this body. A second step of the name is ``name#2``.
+        function: called with the other arguments. Its result has to be JSON, or what may be an argument of a job.
+        retries: how often it is tried again, with the pauses of the task's ``retry_backoff``, else of
+            ``JOBS["RETRY"]``. None: what the task, or ``JOBS["RETRY"]``, says. What then fails fails the job, and
+            ``jobs retry`` goes on here.
+        effect: it is an external call: outside of a transaction, through the ledger (:func:`jobs.effect`). It gets
+            ``idempotency_key=`` if it takes that.
+        on_cancel: a function of a module, called with the same arguments if the job is cancelled after this step.
+
+    Raises:
+        what the function raised, when no attempt is left; in later runs as well.
+    """
+    if (history := history_of(self)) is None:
+        return function(*args, **kwargs)
+    call = partial(_through_ledger, self, name, function) if effect else function
+    undo = None if on_cancel is None else _undo(on_cancel, args, kwargs)
+    return history.step(name, partial(call, *args, **kwargs), retries, undo, not effect)
+
+
+def _through_ledger(self: Any, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with ledger(name, str(self.job.pk)) as call:
+        if not call.done:
+            if "idempotency_key" in inspect.signature(function).parameters:
+                kwargs["idempotency_key"] = call.key
+            call.answered(function(*args, **kwargs))
+    return call.answer
+
+
+def _undo(function: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
+    path = f"{function.__module__}.{getattr(function, '__qualname__', '')}"
+    try:
+        found = import_string(path)
+    except ImportError:
+        found = None
+    if found is not function:
+        raise TypeError(
+            f"on_cancel={function!r} must be a function of a module: another process has to find it by name"
+        )
+    return {"function": path, "args": jsonable(list(args), "args"), "kwargs": jsonable(kwargs, "kwargs")}
+
+
+def sleep(self: Any, time: Time, name: str = "sleep") -> None:
+    """Wait, without a process: the run ends, and the next one goes on here. ``jobs run ID`` ends the wait.
+
+    Parameters:
+        time: seconds, a timedelta, or the moment until which.
+    """
+    until = _moment(time)
+    if (history := history_of(self)) is not None:
+        history.sleep(name, until)
+
+
+def wait_for(self: Any, key: str, timeout: Time | None = None, name: str | None = None) -> Any:
+    """Wait, without a process, for :func:`jobs.signal` of this key; returns its payload, or None when the time is over.
+
+    Parameters:
+        timeout: seconds, a timedelta, or a moment. None: as long as it takes.
+        name: of the step; by default the key.
+    """
+    until = None if timeout is None else _moment(timeout)
+    if (history := history_of(self)) is None:
+        raise RuntimeError(f"wait_for({key!r}) needs a job: enqueue the task (in a test run_jobs() runs it)")
+    return history.wait_for(check_key(key), name or f"wait for {key.replace('#', ' ')}"[:240], until)
+
+
+def gather(self: Any, signatures: Sequence[Any], return_exceptions: bool = False, name: str = "gather") -> list[Any]:
+    """Call tasks, each a job, and wait without a process until all have ended; returns their results in order.
+
+    Parameters:
+        signatures: calls of transactional tasks: ``[invite.s(friend), ...]``.
+        return_exceptions: what failed has its exception in the list. Else the first one fails the job here, and after
+            ``jobs retry`` of the child and then of this job it goes on.
+    """
+    if (history := history_of(self)) is None:
+        raise RuntimeError("gather() needs a job: enqueue the task (in a test run_jobs() runs it)")
+    return history.gather(name, list(signatures), return_exceptions)
+
+
+def version(self: Any, name: str) -> bool:
+    """Whether this job takes the way of a change of the code: not if an earlier run has gone past this point.
+
+    ``if self.version("2026-11"): (the new way) else: (the old way)``.
+    """
+    return True if (history := history_of(self)) is None else history.version(f"version {name}")
+
+
+async def astep(self: Any, name: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """:meth:`step` for ``async def`` bodies. What an ``async def`` function awaits is outside of a transaction."""
+    if not iscoroutinefunction(function):
+        return await sync_to_async(step)(self, name, function, *args, **options)
+    raise TypeError(f"the function of the step {name!r} is async")
+
+
+#: What ``durable=True`` adds to a task.
+METHODS: dict[str, Callable[..., Any]] = {
+    each.__name__: each for each in (step, sleep, wait_for, gather, version, astep)
+}
+
+
+def _awaitable(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    async def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return await sync_to_async(method)(self, *args, **kwargs)
+
+    return call
+
+
+METHODS |= {f"a{each.__name__}": _awaitable(each) for each in (sleep, wait_for, gather, version)}
+
+
+def _moment(time: Any) -> Any:
+    if isinstance(time, datetime.datetime):
+        if timezone.is_naive(time):
+            raise ValueError(f"{time!r} needs a time zone: use django.utils.timezone")
+        return time
+    seconds = time.total_seconds() if isinstance(time, datetime.timedelta) else time
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise TypeError(f"a time to wait is seconds, a timedelta or a datetime, and not {time!r}")
+    if not seconds <= LONGEST:
+        raise ValueError(f"{time!r} is more than ten years: pass seconds, not milliseconds")
+    return now_plus(max(0.0, seconds))
+
+
+def wrap(run: Any) -> Any:
+    """The function of a durable task: a run that a wait has ended does not go on, whatever the body has caught."""
+    function = getattr(run, "__func__", run)
+    is_bound = not isinstance(run, staticmethod)
+
+    @contextmanager
+    def watched(self: Any) -> Iterator[None]:
+        yield
+        history: History | None = history_of(self)
+        if history is not None and history.suspended is not None:
+            raise history.suspended
+
+    if iscoroutinefunction(function):
+
+        @wraps(function)
+        async def abody(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with watched(self):
+                return await function(*([self] if is_bound else []), *args, **kwargs)
+
+        return abody
+
+    @wraps(function)
+    def body(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with watched(self):
+            return function(*([self] if is_bound else []), *args, **kwargs)
+
+    return body

@@ -1,0 +1,91 @@
+"""The part of durable tasks in the core."""
+
+from __future__ import annotations
+
+import datetime
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jobs.doors import Extension
+
+
+class Durable(Extension):
+    options = {
+        "durable": ("True or False", (bool,)),
+        "deadline": ("a timedelta, or a number of seconds", (datetime.timedelta, int, float)),
+    }
+    looks = {
+        "signals": "EXISTS (SELECT 1 FROM jobs_signal WHERE taken_by IS NULL AND look_until > {epoch})",
+    }
+
+    def declared(self, task: Any) -> None:
+        if not task.durable:
+            if task.deadline is not None:
+                raise ValueError("deadline= is of durable tasks: add durable=True, or use expires= in the call")
+            return
+        for option, why in (
+            ("idempotency_key", "its effects are not one transaction: call once() in a step"),
+            ("lock", "it would be held while the task waits: take lock() in a step"),
+        ):
+            if inspect.getattr_static(task, option) is not None:
+                raise ValueError(f"durable=True and {option}= do not go together: {why}")
+        if "atomic" in task.declared and task.atomic:
+            raise ValueError("durable=True and atomic=True do not go together: each step is a transaction of its own")
+        from jobs.contrib.durable.body import METHODS, wrap
+
+        task.atomic = False
+        if task.deadline is not None and not isinstance(task.deadline, datetime.timedelta):
+            task.deadline = datetime.timedelta(seconds=task.deadline)
+        for name, method in METHODS.items():
+            setattr(task, name, method)
+        task.run = wrap(inspect.getattr_static(task, "run"))
+
+    def called(self, task: Any) -> Callable[[Any, Any], None] | None:
+        if not task.durable or task.deadline is None:
+            return None
+
+        def limit(task: Any, job: Any) -> None:
+            if job.expires_at is None:
+                job.expires_at = job.created_at + task.deadline
+
+        return limit
+
+    def completing(self, run: Any) -> Callable[[], None] | None:
+        if run.job.batch_id is None:
+            return None
+        return lambda: _look_for_parent(run.job)
+
+    def ended(self, job: Any, error: Mapping[str, Any]) -> Callable[[], None] | None:
+        from jobs.contrib.durable import ends
+
+        return ends.of(job, error)
+
+    def again(self, jobs: Any, using: str) -> Mapping[str, Any]:
+        from jobs.contrib.durable import steps
+
+        steps.run_again(jobs, using)
+        return {}
+
+    def deleting(self, jobs: Any, using: str) -> None:
+        from jobs.contrib.durable import ends
+
+        ends.forget(jobs, using)
+
+    def ticked(self, answers: Mapping[str, Mapping[str, Any]]) -> None:
+        if found := [alias for alias, said in answers.items() if said["signals"]]:
+            from jobs.contrib.durable import signals
+            from jobs.store import databases
+
+            databases.everywhere(signals.look_again, found)
+
+    def prune(self, using: str, budget: float) -> Mapping[str, int]:
+        from jobs.contrib.durable import signals
+
+        return {"signals": signals.prune(using)}
+
+
+def _look_for_parent(job: Any) -> None:
+    from jobs.contrib.durable import ends
+
+    ends.after_child(job)

@@ -1,0 +1,51 @@
+"""The end of a job: of a child, whose parent may go on, and of a durable one, whose steps may have to be taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from django.db import transaction
+
+from jobs.contrib.durable import signals
+from jobs.contrib.durable.models import Signal, Step
+from jobs.contrib.durable.steps import wake_parent
+from jobs.lifecycle import transitions
+
+#: The types of the errors of jobs that were cancelled.
+CANCELLED = ("Cancelled", "Expired", "Killed", "Revoked")
+
+
+def after_child(job: Any) -> None:
+    """After the commit: if it was the last of a durable task's children, that goes on."""
+    using = str(job._state.db)
+    transaction.on_commit(partial(wake_parent, job.batch_id, using), using=using, robust=True)
+
+
+def of(job: Any, error: Mapping[str, Any]) -> Callable[[], None] | None:
+    """What to write in the transaction that ends a job without success."""
+    using = str(job._state.db)
+    steps = Step.objects.using(using).filter(job=job.pk)
+    undo = error["type"] in CANCELLED and steps.filter(on_cancel__isnull=False, state=Step.State.DONE).exists()
+    waited = list(steps.filter(kind=Step.Kind.WAIT, state=Step.State.WAITING).values_list("key", flat=True))
+    if not undo and not waited and job.batch_id is None:
+        return None
+
+    def write() -> None:
+        if undo:
+            transitions.add_own("jobs.compensate", [str(job.pk)], using, job.queue, job)
+        for key in waited:
+            # It may have been woken for a signal that it did not take.
+            transaction.on_commit(partial(signals.wake_if_there, key, using), using=using, robust=True)
+        if job.batch_id is not None:
+            after_child(job)
+
+    return write
+
+
+def forget(jobs: Any, using: str) -> None:
+    """Jobs (a queryset) are about to be deleted."""
+    ids = jobs.values("pk")
+    Step.objects.using(using).filter(job__in=ids)._raw_delete(using)
+    Signal.objects.using(using).filter(taken_by__in=ids)._raw_delete(using)

@@ -1,0 +1,134 @@
+"""Signals: something has happened that a durable task waits for.
+
+A signal is a row of the sender's transaction. The sender looks for waiting jobs after its commit, and a job looks for
+its signal after the commit of its wait: one of the two sees the other. A process may die before it looks. So the
+workers look once more at what came in the last minute.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from functools import partial
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.db import connections, transaction
+from django.db.models import Exists, OuterRef, Value
+from django.db.models.functions import Concat
+
+from jobs.conf import conf
+from jobs.conf.syncpoints import reach
+from jobs.contrib.durable.models import NOT_LOOKED, Signal
+from jobs.lifecycle import transitions
+from jobs.lifecycle.transitions import now_plus
+from jobs.models import AWAITING, Job
+from jobs.models.values import MAX_KEY, check_size, jsonable
+from jobs.store import databases
+
+#: What ``Job.waits_for`` begins with while a job waits for a signal: before its key.
+SIGNAL = "signal:"
+#: Seconds for which the workers look again whether somebody waits for a signal.
+LOOKED_AFTER = 60.0
+
+
+class Gone(Exception):
+    """Another job has taken the signal."""
+
+
+def check_key(key: Any) -> str:
+    if not isinstance(key, str) or not 0 < len(key) <= MAX_KEY or "\0" in key:
+        raise ValueError(f"the key of a signal is text of 1 to {MAX_KEY} characters, and not {key!r}")
+    return key
+
+
+def signal(key: str, payload: Any = True, using: str | None = None) -> None:
+    """After the commit, let the durable task go on that waits for this key (``self.wait_for(key)``).
+
+    One wait takes the signal: that of the oldest job. A signal that comes before its wait is kept for it, for
+    ``JOBS["RETENTION_SIGNALS"]``; so is one that nobody waits for.
+
+    Parameters:
+        key: text, at most 255 characters: ``"approved:42"``.
+        payload: what ``wait_for`` returns; what may be an argument of a job.
+        using: the database of the job that waits, as of ``apply_async``.
+
+    Raises:
+        TypeError, ValueError: the key or the payload cannot be kept.
+    """
+    alias = databases.job_alias(using)
+    kept = jsonable(payload, "the payload")
+    check_size(json.dumps(kept, ensure_ascii=False), "the payload is", conf().MAX_ARGS_BYTES)
+    Signal.objects.using(alias).create(key=check_key(key), payload=kept)
+    if connections[alias].in_atomic_block or connections[alias].get_autocommit():
+        transaction.on_commit(partial(_look, key, alias), using=alias, robust=True)
+
+
+async def asignal(key: str, payload: Any = True, using: str | None = None) -> None:
+    """:func:`signal` for async code."""
+    await sync_to_async(signal)(key, payload, using)
+
+
+def send_signal(key: str, payload: Any = True, using: str | None = None) -> None:
+    """:func:`signal` for tests, which says who gets it: ``AssertionError`` if no job waits for the key."""
+    alias = databases.job_alias(using)
+    if not transitions.awaiting(SIGNAL + key, alias).exists():
+        raise AssertionError(f"no job waits for the signal {key!r}: {_what_is_waited_for(alias)}")
+    signal(key, payload, using)
+
+
+def _what_is_waited_for(using: str) -> str:
+    return ", ".join(waited_for(using)[:20]) or "no job waits for any"
+
+
+def waited_for(using: str) -> list[str]:
+    """The keys that jobs wait for."""
+    # From "signal:" to the text that comes after all that begin with it: a stretch of the index.
+    rows = Job.objects.using(using).filter(AWAITING, waits_for__gte=SIGNAL, waits_for__lt=f"{SIGNAL[:-1]};")
+    return [str(key).removeprefix(SIGNAL) for key in rows.values_list("waits_for", flat=True)]
+
+
+def _look(key: str, using: str) -> None:
+    reach("before_look")
+    transitions.wake(SIGNAL + key, using)
+    fresh = Signal.objects.using(using).filter(key=key, taken_by=None, look_until=NOT_LOOKED)
+    fresh.update(look_until=time.time() + LOOKED_AFTER)
+
+
+def look_again(using: str) -> None:
+    """Wake who waits for a signal that came in the last minute: its sender, or the waiting run, may not have looked."""
+    recent = Signal.objects.using(using).filter(taken_by=None, look_until__gt=time.time())
+    fresh = list(recent.filter(look_until=NOT_LOOKED).values_list("pk", flat=True)[: conf().BATCH])
+    waits = transitions.awaiting(Concat(Value(SIGNAL), OuterRef("key")), using)
+    for key in set(recent.filter(Exists(waits)).values_list("key", flat=True)[: conf().BATCH]):
+        transitions.wake(SIGNAL + key, using)
+    if fresh:
+        rows = Signal.objects.using(using).filter(pk__in=fresh)
+        rows.update(look_until=time.time() + LOOKED_AFTER)
+
+
+def is_there(key: str, using: str) -> bool:
+    return Signal.objects.using(using).filter(key=key, taken_by=None).exists()
+
+
+def wake_if_there(key: str, using: str) -> None:
+    if is_there(key, using):
+        transitions.wake(SIGNAL + key, using)
+
+
+def take(key: str, job_id: uuid.UUID, using: str) -> Any:
+    """Take the oldest signal of the key, in the transaction of the step; returns its payload as it is kept."""
+    found = databases.free(Signal.objects.using(using).filter(key=key, taken_by=None).order_by("pk")).first()
+    if found is None:
+        raise Gone(key)
+    Signal.objects.using(using).filter(pk=found.pk).update(taken_by=job_id)
+    return found.payload
+
+
+def prune(using: str) -> int:
+    """Forget signals that nobody took. Those that were taken go with the job."""
+    if (age := conf().RETENTION_SIGNALS) is None:
+        return 0
+    old = Signal.objects.using(using).filter(taken_by=None, made_at__lt=now_plus(-age))
+    return old._raw_delete(using)

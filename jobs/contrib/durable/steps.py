@@ -1,0 +1,439 @@
+"""Durable tasks: a body that goes on where it stopped.
+
+Each run goes through the body from the top. What a step did is committed together with its result and the fence of the
+run. A later run gets the result and does nothing; the step of a zombie rolls back. A wait is a row with a date or a
+key: the run ends there, and the job waits like any other.
+
+The way of Temporal and DBOS, with the effects of a step in Django's own transaction.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from celery.canvas import Signature
+from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
+from celery.utils.time import get_exponential_backoff_interval
+from django.db import Error, transaction
+from django.db.models import BooleanField, Exists, ExpressionWrapper, OuterRef, Q
+from django.db.models.functions import Now
+from django.db.transaction import TransactionManagementError
+
+from jobs import store
+from jobs.backend import exception_of
+from jobs.calling.options import says_how_to_retry
+from jobs.conf import conf, is_ours
+from jobs.conf.syncpoints import reach
+from jobs.contrib.batches.batch import batch
+from jobs.contrib.durable import signals
+from jobs.contrib.durable.models import Step
+from jobs.errors import Cancel, EffectParked, LostLease, NotSettled, Suspended
+from jobs.execution import backoff, finish
+from jobs.execution.pipeline import RERUNS
+from jobs.lifecycle import transitions
+from jobs.lifecycle.run import Run, current_run, persistently
+from jobs.lifecycle.transitions import NEVER, now_plus
+from jobs.models import LIVE, Cancellation, Job, State
+from jobs.models.values import decoded, jsonable
+from jobs.store import databases
+from jobs.store.base import owned
+
+STEP, SLEEP, WAIT, GATHER, VERSION = Step.Kind
+DONE, FAILED, WAITING = Step.State.DONE, Step.State.FAILED, Step.State.WAITING
+
+#: So many steps a job may have: each run reads them all.
+MOST = 10_000
+#: What ``Job.waits_for`` begins with while a job waits for its children: before the id of their batch.
+CHILDREN = "gather:"
+#: The lease of a sleep that was cut short by the end of its job: a retry sleeps on.
+INTERRUPTED = 0
+
+_histories: WeakKeyDictionary[Run, History] = WeakKeyDictionary()
+
+
+def history_of(task: Any) -> History | None:
+    """What the job of this run has done so far; None in a plain call of the task, which makes no job."""
+    run = current_run()
+    if run is None or run.task.name != task.name:
+        return None
+    if (found := _histories.get(run)) is None:
+        found = _histories[run] = History(run)
+    return found
+
+
+class History:
+    """The steps of a job, as one run meets them."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.job, self.using = run, run.job, run.using
+        rows = Step.objects.using(run.using).filter(job=run.job.pk).order_by("pk")
+        rows = rows.annotate(is_over=ExpressionWrapper(Q(until__lte=Now()), BooleanField()))
+        self._rows = {row.name: row for row in rows}
+        self._met: Counter[str] = Counter()
+        #: The last row of an earlier run that this run has met.
+        self._last = 0
+        self.is_in_step = False
+        #: A wait has ended this run.
+        self.suspended: Suspended | None = None
+
+    def step(
+        self,
+        name: str,
+        function: Callable[[], Any],
+        retries: int | None = None,
+        on_cancel: dict[str, Any] | None = None,
+        is_atomic: bool = True,
+    ) -> Any:
+        """
+        Parameters:
+            is_atomic: the function runs in the transaction of the step, else before it.
+        """
+        row = self._meet(name, STEP)
+        if row.state == FAILED:
+            raise self._final(row.error)
+        if row.state == DONE:
+            return decoded(row.result)
+        row.on_cancel = on_cancel
+        try:
+            if is_atomic:
+                return self._commit(row, function)
+            result = self._inside(function)
+            return self._commit(row, lambda: result)
+        except (Ignore, Reject, Retry, SoftTimeLimitExceeded):
+            # What the job is to do, and not what became of the step.
+            raise
+        except Exception as exc:
+            finish.let_end(exc)
+            self._has_failed(row, exc, retries)
+            raise
+
+    def sleep(self, name: str, until: Any) -> None:
+        row = self._meet(name, SLEEP)
+        # A run that begins while its job sleeps was asked for by hand: it goes on.
+        if row.pk is None or (row.lease == INTERRUPTED and not self._is_over(row)):
+            row.until = row.until or until
+            raise self._suspend(row, f"sleeps: {row.name}", row.until)
+
+    def wait_for(self, key: str, name: str, until: Any) -> Any:
+        row = self._meet(name, WAIT)
+        if row.state == DONE:
+            return decoded(row.result)
+        row.key = key
+        if signals.is_there(key, self.using):
+            # Race: another job takes it first.
+            with suppress(signals.Gone):
+                return self._commit(row, lambda: signals.take(key, self.job.pk, self.using))
+        if row.pk is None:
+            row.until = until
+        elif self._is_over(row):
+            return self._commit(row, lambda: None)
+        # Race: the signal comes before this is committed, and its sender sees no wait. So it is looked for after that.
+        look = partial(signals.wake_if_there, key, self.using)
+        raise self._suspend(row, f"waits for the signal {key}", row.until or NEVER, signals.SIGNAL + key, look)
+
+    def gather(self, name: str, signatures: Sequence[Any], return_exceptions: bool) -> list[Any]:
+        row = self._meet(name, GATHER)
+        if row.state == FAILED:
+            raise self._final(row.error)
+        outcomes = row.result
+        if row.state != DONE:
+            ids = row.result if row.pk else self._commit(row, partial(self._call, row, signatures), WAITING)
+            if (outcomes := self._outcomes(ids)) is None:
+                # Race: the last child ends before this is committed.
+                look = partial(wake_parent, row.key, self.using)
+                raise self._suspend(row, f"waits for its {len(ids)} children", NEVER, CHILDREN + row.key, look)
+            failed = next((said for is_done, said in outcomes if not is_done), None)
+            if failed is not None and not return_exceptions:
+                self._fail(row, failed)
+                raise self._final(failed)
+            self._commit(row, lambda: outcomes)
+        found = decoded(outcomes)
+        return [said if is_done else exception_of(said, self.run.task.backend) for is_done, said in found]
+
+    def version(self, name: str) -> bool:
+        row = self._meet(name, VERSION)
+        if row.pk is None:
+            if any(each.pk > self._last for each in self._rows.values()):
+                # An earlier run has gone past this point without it.
+                return False
+            self._commit(row, lambda: True)
+        return True
+
+    # The rows
+
+    def _meet(self, name: str, kind: str) -> Any:
+        """The row of the step that comes now; a new one has no ``pk``."""
+        if self.suspended is not None:
+            # The body has caught what ended the run.
+            raise self.suspended
+        if not isinstance(name, str) or not 0 < len(name) <= 240 or "#" in name:
+            raise ValueError(f"a step needs a name of 1 to 240 characters without #, and not {name!r}")
+        if self.is_in_step:
+            raise RuntimeError(
+                f"{name!r} is inside of another step, which is one transaction: call one after the other"
+            )
+        if databases.in_transaction(self.using):
+            raise TransactionManagementError(
+                f"{name!r} is inside of transaction.atomic(), and a step commits by itself: move the block into the "
+                "function of a step"
+            )
+        self._met[name] += 1
+        full = name if self._met[name] == 1 else f"{name}#{self._met[name]}"
+        if (row := self._rows.get(full)) is not None:
+            if row.kind != kind:
+                raise RuntimeError(f"{full!r} was a {row.kind} when the job reached it, and is a {kind} now: rename it")
+            self._last = max(self._last, row.pk)
+            return row
+        if len(self._rows) >= MOST:
+            exc = RuntimeError(
+                f"the job has {MOST} steps, and each run reads them all: give parts of the work to children "
+                "(self.gather), or use atomic=False and save_cursor()"
+            )
+            exc.ends_job = True  # type: ignore[attr-defined]
+            raise exc
+        return Step(job=self.job.pk, name=full, kind=kind)
+
+    def _is_over(self, row: Any) -> bool:
+        """Whether the time of a wait is over. Its job came due, also where a test moves the time."""
+        return bool(row.until and (row.is_over or self.job.run_at >= row.until))
+
+    def _put(self, row: Step, **values: Any) -> None:
+        for name, value in {**values, "lease": self.job.lease}.items():
+            setattr(row, name, value)
+        row.save(using=self.using)
+
+    def _commit(self, row: Any, work: Callable[[], Any], state: str = DONE) -> Any:
+        """Do it in one transaction with its row and the fence, and keep what it returns."""
+        pauses = iter(RERUNS)
+        while True:
+            try:
+                kept = self._attempt(row, work, state)
+            except Exception as exc:
+                # It met another transaction: the same again may go well. The fence looks whether the job is still ours.
+                if not databases.is_conflict(exc) or (pause := next(pauses, None)) is None:
+                    raise
+                time.sleep(random.uniform(0, pause))
+            else:
+                self._rows[row.name], self._last = row, max(self._last, row.pk)
+                reach("after_step")
+                return decoded(kept)
+
+    def _attempt(self, row: Any, work: Callable[[], Any], state: str) -> Any:
+        at, is_sent, is_lost = store.of(self.using), False, False
+        try:
+            with at.write_mutex(), transaction.atomic(using=self.using):
+                try:
+                    at.prepare_body()
+                    kept = jsonable(self._inside(work), f"the result of the step {row.name!r}")
+                    self._hold()
+                    reach("before_step")
+                    is_sent = True
+                    at_once = {"done_at": Now()} if state == DONE else {}
+                    self._put(row, state=state, result=kept, error=None, **at_once)
+                except BaseException as exc:
+                    # Before the end of the block, which opens a new connection in place of a broken one.
+                    is_lost = databases.is_lost(exc, self.using)
+                    raise
+        except Exception as exc:
+            finish.let_end(exc)
+            if is_sent and (found := self._committed(row, state)) is not None:
+                row.pk = found.pk
+                return found.result
+            is_refused = is_sent and isinstance(exc, Error) and finish.is_passing(exc)
+            if (is_lost or is_refused) and not databases.is_conflict(exc):
+                raise self._lost(exc) from exc
+            raise
+        return kept
+
+    def _inside(self, work: Callable[[], Any]) -> Any:
+        self.is_in_step = True
+        try:
+            return work()
+        finally:
+            self.is_in_step = False
+
+    def _hold(self) -> None:
+        """The fence. From here on nobody takes the job away until the transaction ends."""
+        asked = Cancellation.objects.using(self.using).filter(pk=OuterRef("pk"))
+        is_late = ExpressionWrapper(Q(expires_at__lte=Now()), BooleanField())
+        found = owned(self.job).annotate(is_asked=Exists(asked), is_late=is_late)
+        row = found.select_for_update().values_list("is_asked", "is_late").first()
+        if row is None:
+            raise LostLease("this run lost its lease; its step is rolled back")
+        if row[0] or (row[1] and self.run.task.deadline):
+            raise Cancel("it was asked to end" if row[0] else "its deadline is over")
+
+    def _committed(self, row: Step, state: str) -> Step | None:
+        """The answer of a COMMIT can get lost: read the row on a new connection, and believe it."""
+        written = Step.objects.using(self.using).filter(job=row.job, name=row.name, state=state, lease=self.job.lease)
+
+        def read() -> bool:
+            databases.drop(self.using)
+            found.extend(written)
+            return True
+
+        found: list[Step] = []
+        persistently(self.run, read)
+        return found[0] if found else None
+
+    # What ends a run
+
+    def _suspend(
+        self,
+        row: Any,
+        text: str,
+        run_at: Any,
+        waits_for: str | None = None,
+        look: Callable[[], Any] | None = None,
+        error: dict[str, Any] | None = None,
+    ) -> Suspended:
+        """What ends the run. The job and the step wait from the same commit on.
+
+        Parameters:
+            look: called after the commit: what it waits for may have come meanwhile.
+        """
+
+        def write() -> bool:
+            with transaction.atomic(using=self.using):
+                reach("before_suspend")
+                done = transitions.suspend(self.job, run_at, waits_for, error, self._deadline())
+                if done and self.job.state == State.SCHEDULED:
+                    self._put(row, state=WAITING, error=error)
+            reach("after_suspend")
+            if done and look is not None:
+                look()
+            return done
+
+        self.suspended = Suspended(text, write)
+        return self.suspended
+
+    def _deadline(self) -> Any:
+        """When the job is to be cancelled at the latest. What its call said (``expires=``) was about its start."""
+        return self.job.created_at + self.run.task.deadline if self.run.task.deadline else None
+
+    def _lost(self, exc: Exception) -> Suspended:
+        error = finish.entry(self.run, exc)
+        write = partial(transitions.lose, self.job, error, conf().MAX_NODE_LOSSES)
+        self.suspended = Suspended(f"lost its database: {error['message']}", write)
+        return self.suspended
+
+    def _has_failed(self, row: Any, exc: Exception, retries: int | None) -> None:
+        error = finish.entry(self.run, exc)
+        pause = self._pause(exc, row.failures, retries)
+        row.failures += 1
+        if pause is not None:
+            text = f"tries the step {row.name!r} again in {pause:.0f} s: {error['type']}: {error['message']}"
+            row.until = now_plus(pause)
+            raise self._suspend(row, text, now_plus(pause), error=error)
+        self._fail(row, error)
+        _end_job(exc)
+
+    def _fail(self, row: Any, error: dict[str, Any]) -> None:
+        def write() -> bool:
+            with transaction.atomic(using=self.using):
+                self._hold()
+                self._put(row, state=FAILED, error=error, done_at=Now())
+            return True
+
+        if persistently(self.run, write) is None:
+            raise NotSettled("the database is away")
+        self._rows[row.name] = row
+
+    def _final(self, error: Any) -> Exception:
+        """What a step failed with, for a body that may want to catch it."""
+        return _end_job(exception_of(error or {}, self.run.task.backend))
+
+    def _pause(self, exc: Exception, failures: int, retries: int | None) -> float | None:
+        """Seconds until the next attempt; None: it has failed for good."""
+        task, table = self.run.task, conf().RETRY or ()
+        if isinstance(exc, (EffectParked, *task.throws)):
+            return None
+        if retries is None and not says_how_to_retry(task):
+            return (
+                random.uniform(0.75, 1.25) * table[failures]
+                if failures < len(table) and backoff.may_pass(exc)
+                else None
+            )
+        if retries is None:
+            wanted, unwanted = (tuple(getattr(task, f"{no}autoretry_for", ())) for no in ("", "dont_"))
+            if not isinstance(exc, wanted) or isinstance(exc, unwanted):
+                return None
+            retries = getattr(task, "retry_kwargs", {}).get("max_retries", task.max_retries)
+        if retries is not None and failures >= retries:
+            return None
+        if factor := getattr(task, "retry_backoff", False):
+            most, jitter = getattr(task, "retry_backoff_max", 600), getattr(task, "retry_jitter", True)
+            return float(get_exponential_backoff_interval(int(max(1.0, factor)), failures, most, jitter))
+        if says_how_to_retry(task) or not table:
+            return float(task.default_retry_delay)
+        return random.uniform(0.75, 1.25) * table[min(failures, len(table) - 1)]
+
+    # Children
+
+    def _call(self, row: Any, signatures: Sequence[Any]) -> list[str]:
+        app = self.run.task.app
+        for each in signatures:
+            task = app.tasks.get(each.task) if isinstance(each, Signature) else None
+            if task is None or not is_ours(task) or each.subtask_type:
+                raise TypeError(f"self.gather() takes calls of transactional tasks, [task.s(...)], and not {each!r}")
+            if "unique" in task.key_templates:
+                raise TypeError(f"{task.name} has unique=: its job may be another call's, and is nobody's child")
+        told = app.tasks["jobs.wake"].si(str(self.job.pk))
+        with batch(f"{self.job.task}: {row.name}", told, told, self.using) as made:
+            row.key = str(made.pk)
+            first = next(iter(signatures), None)
+            if first and all(each.task == first.task and not each.kwargs and not each.options for each in signatures):
+                return [str(each.id) for each in first.type.delay_many([each.args for each in signatures], self.using)]
+            return [str(each.apply_async(using=self.using).id) for each in signatures]
+
+    def _outcomes(self, ids: Sequence[str]) -> list[Any] | None:
+        """What came of the children, each ``[True, result]`` or ``[False, error]``; None while one may still run."""
+        found: dict[str, list[Any]] = {}
+        for start in range(0, len(ids), 500):
+            rows = Job.objects.using(self.using).filter(pk__in=ids[start : start + 500])
+            for key, state, result, error in rows.values_list("pk", "state", "result", "error"):
+                if state in LIVE:
+                    return None
+                is_done = state == State.SUCCEEDED
+                found[str(key)] = [is_done, result if is_done else error]
+        gone = {"type": "LookupError", "message": "the job was deleted before its result was read"}
+        return [found.get(each, [False, gone]) for each in ids]
+
+
+def _end_job(exc: Exception) -> Exception:
+    """No other rule of retries applies: what failed for good fails the job at that step."""
+    with suppress(AttributeError):
+        exc.ends_job = True  # type: ignore[attr-defined]
+    return exc
+
+
+def wake_parent(batch_id: Any, using: str) -> None:
+    """Let a job go on whose children have all ended."""
+    if not Job.objects.using(using).filter(batch=batch_id, state__in=LIVE).exists():
+        transitions.wake(f"{CHILDREN}{batch_id}", using)
+
+
+def run_again(jobs: Any, using: str) -> None:
+    """Jobs (a queryset of ended ones) are retried: each goes on at the step that failed."""
+    rows = Step.objects.using(using).filter(job__in=jobs.values("pk"))
+    later = Step.objects.using(using).filter(job=OuterRef("job"), pk__gt=OuterRef("pk"))
+    rows.filter(~Exists(later), state=FAILED).update(state=WAITING, failures=0, done_at=None)
+    rows.filter(kind=SLEEP).update(lease=INTERRUPTED)
+    # These were taken back.
+    cancelled = jobs.filter(state=State.CANCELLED).values("pk")
+    Step.objects.using(using).filter(job__in=cancelled, on_cancel__isnull=False).delete()
+
+
+def forget(job_id: Any, name: str, using: str) -> bool:
+    """Let a step be done again by the next run. False: the job runs, or has no such step."""
+    with transaction.atomic(using=using):
+        if Job.objects.using(using).select_for_update().filter(pk=job_id).exclude(state=State.RUNNING).first() is None:
+            return False
+        return bool(Step.objects.using(using).filter(job=job_id, name=name).delete()[0])

@@ -1,0 +1,103 @@
+"""Durable tasks of the tests."""
+
+from __future__ import annotations
+
+import datetime
+
+from celery import shared_task
+
+from jobs import Snooze
+from tests.models import Effect
+from tests.tasks import effect as child_effect
+
+DAY = datetime.timedelta(days=1)
+
+#: What a step raises, by its key: each failure once.
+FAIL: dict[str, list[BaseException]] = {}
+#: How often each function was called, also where it was rolled back.
+CALLS: list[str] = []
+
+
+def leave(key: str, result: object = None) -> object:
+    CALLS.append(key)
+    Effect.objects.create(key=key)
+    if FAIL.get(key):
+        raise FAIL[key].pop(0)
+    return {"key": key} if result is None else result
+
+
+def undo(key: str, result: object = None) -> None:
+    Effect.objects.create(key=f"undo {key}")
+
+
+@shared_task(bind=True, durable=True, name="tests.durable.onboard")
+def onboard(self, key: str):
+    seat = self.step("reserve", leave, f"{key}:reserve")
+    self.sleep(2 * DAY)
+    answer = self.wait_for(f"approved:{key}", timeout=7 * DAY)
+    mails = self.gather([child_effect.s(f"{key}:{friend}") for friend in ("ann", "bob")])
+    self.step("charge", leave, f"{key}:charge")
+    return [seat, answer, mails]
+
+
+@shared_task(bind=True, durable=True, name="tests.durable.steps")
+def steps(self, keys: list, **options):
+    return [self.step(key, leave, key, **options) for key in keys]
+
+
+@shared_task(bind=True, durable=True, name="tests.durable.catches")
+def catches(self, key: str):
+    try:
+        self.step("first", leave, key)
+    except LookupError as exc:
+        self.step("instead", leave, f"{key}:instead")
+        self.sleep(DAY)
+        return f"{type(exc).__name__}: {exc}"
+
+
+@shared_task(bind=True, durable=True, name="tests.durable.swallows")
+def swallows(self, key: str):
+    try:
+        self.sleep(DAY)
+    except BaseException:  # noqa: S110
+        pass
+    try:
+        return self.step("after", leave, key)
+    except BaseException:
+        return "went on"
+
+
+@shared_task(bind=True, durable=True, name="tests.durable.waits")
+def waits(self, key: str, timeout: float | None = None):
+    return self.wait_for(key, timeout=timeout)
+
+
+@shared_task(bind=True, durable=True, name="tests.durable.takes_back")
+def takes_back(self, key: str):
+    self.step("one", leave, f"{key}:1", on_cancel=undo)
+    self.step("two", leave, f"{key}:2", on_cancel=undo)
+    self.wait_for(f"go:{key}")
+    self.step("three", leave, f"{key}:3", on_cancel=undo)
+
+
+@shared_task(bind=True, durable=True, deadline=DAY, name="tests.durable.late")
+def late(self, key: str):
+    self.step("one", leave, key, on_cancel=undo)
+    self.sleep(30 * DAY)
+
+
+@shared_task(bind=True, durable=True, name="tests.durable.gathers")
+def gathers(self, calls: list, return_exceptions: bool = False):
+    from celery import signature
+
+    found = self.gather([signature(each) for each in calls], return_exceptions=return_exceptions)
+    return [f"{type(each).__name__}: {each}" if isinstance(each, Exception) else each for each in found]
+
+
+@shared_task(name="tests.durable.fails")
+def fails(text: str):
+    raise LookupError(text)
+
+
+def snooze() -> None:
+    raise Snooze(5)

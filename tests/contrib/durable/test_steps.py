@@ -1,0 +1,474 @@
+"""Durable tasks in this process: each step once, waits without a process, and what a deploy may change."""
+
+from __future__ import annotations
+
+import datetime
+
+import pytest
+from celery import shared_task
+from django.db import connection, transaction
+from django.db.transaction import TransactionManagementError
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+import jobs
+from jobs.contrib.durable.models import Signal, Step
+from jobs.lifecycle import transitions
+from jobs.models import Job
+from jobs.testing import run_jobs, send_signal
+from tests import tasks
+from tests.contrib.durable import bodies
+from tests.contrib.durable.bodies import CALLS, DAY, FAIL
+from tests.helpers.harness import effects
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
+
+
+@pytest.fixture(autouse=True)
+def _clean():
+    CALLS.clear()
+    FAIL.clear()
+
+
+def job_of(result) -> Job:
+    return Job.objects.get(pk=result.id)
+
+
+def later(days: float):
+    return timezone.now() + datetime.timedelta(days=days)
+
+
+def test_from_the_first_step_to_the_last():
+    result = bodies.onboard.delay("a")
+    run_jobs()
+    job = job_of(result)
+    assert (job.state, effects()) == ("scheduled", {"a:reserve": 1})
+    assert abs(job.run_at - later(2)) < datetime.timedelta(minutes=1)
+    run_jobs(until=later(3))
+    assert job_of(result).waits_for == "signal:approved:a"
+    jobs.signal("approved:a", {"by": "ada", "at": datetime.date(2026, 1, 1)})
+    run_jobs()
+    job = job_of(result)
+    assert job.state == "succeeded", job.error
+    at = datetime.date(2026, 1, 1)
+    assert result.get() == [{"key": "a:reserve"}, {"by": "ada", "at": at}, ["a:ann", "a:bob"]]
+    assert effects() == dict.fromkeys(("a:reserve", "a:ann", "a:bob", "a:charge"), 1)
+    # Replays called nothing.
+    assert CALLS == ["a:reserve", "a:charge"]
+    assert (job.snoozes, job.retries) == (0, 0)
+    assert [str(step) for step in Step.objects.filter(job=job.pk).order_by("pk")] == [
+        "reserve",
+        "sleep",
+        "wait for approved:a",
+        "gather",
+        "charge",
+    ]
+
+
+def test_a_wait_that_is_over_gives_none_and_keeps_it():
+    result = bodies.waits.delay("k", timeout=3600)
+    run_jobs(until=later(1))
+    assert (job_of(result).state, job_of(result).result) == ("succeeded", None)
+    assert Step.objects.get().state == "done"
+
+
+def test_a_signal_before_its_wait_is_kept_for_it():
+    jobs.signal("k", 7)
+    result = bodies.waits.delay("k")
+    run_jobs()
+    assert job_of(result).result == 7
+    assert Signal.objects.get().taken_by == job_of(result).pk
+
+
+def test_two_signals_of_a_key_let_two_waits_go_on():
+    first, second, third = (bodies.waits.delay("k") for _ in range(3))
+    run_jobs()
+    jobs.signal("k", 1)
+    jobs.signal("k", 2)
+    run_jobs()
+    assert [job_of(each).result for each in (first, second)] == [1, 2]
+    assert job_of(third).waits_for == "signal:k"
+
+
+def test_a_signal_goes_with_its_transaction():
+    result = bodies.waits.delay("k")
+    run_jobs()
+    with pytest.raises(LookupError), transaction.atomic():
+        jobs.signal("k")
+        raise LookupError
+    run_jobs()
+    assert (job_of(result).state, Signal.objects.count()) == ("scheduled", 0)
+
+
+def test_the_clock_wakes_who_was_missed(monkeypatch):
+    from jobs.contrib.durable import signals
+
+    result = bodies.waits.delay("k")
+    run_jobs()
+    # The sender dies after its commit.
+    monkeypatch.setattr(signals, "_look", lambda *given: None)
+    jobs.signal("k", 3)
+    assert job_of(result).state == "scheduled"
+    signals.look_again("default")
+    run_jobs()
+    assert job_of(result).result == 3
+
+
+def test_a_signal_with_a_wrong_key_or_payload_is_refused():
+    for key, payload in ((b"k", 1), ("", 1), ("k" * 256, 1), ("k", object()), ("k", "x" * 300_000)):
+        with pytest.raises((TypeError, ValueError)):
+            jobs.signal(key, payload)
+    assert not Signal.objects.exists()
+
+
+def test_send_signal_says_if_nobody_waits():
+    bodies.waits.delay("other")
+    run_jobs()
+    with pytest.raises(AssertionError, match="no job waits for the signal 'k': other"):
+        send_signal("k")
+    send_signal("other", 5)
+    assert run_jobs()[-1].result == 5
+
+
+def test_a_step_that_fails_is_tried_again_and_only_that(settings):
+    settings.JOBS = {**settings.JOBS, "RETRY": [10, 20]}
+    FAIL["b"] = [ConnectionError("away"), ConnectionError("away")]
+    result = bodies.steps.delay(["a", "b", "c"])
+    run_jobs()
+    job = job_of(result)
+    assert (job.state, job.error["message"], job.retries) == ("scheduled", "away", 0)
+    assert Step.objects.get(name="b").failures == 1
+    run_jobs(until=later(1))
+    assert job_of(result).state == "succeeded"
+    assert effects() == {"a": 1, "b": 1, "c": 1}
+    assert CALLS == ["a", "b", "b", "b", "c"]
+
+
+@pytest.mark.parametrize(("retries", "tries"), [(0, 1), (2, 3)])
+def test_a_step_has_retries_of_its_own(retries, tries):
+    FAIL["a"] = [LookupError("no")] * 5
+    result = bodies.steps.delay(["a"], retries=retries)
+    run_jobs(until=later(1), raises=False)
+    job = job_of(result)
+    assert (job.state, job.error["type"]) == ("failed", "LookupError")
+    assert CALLS == ["a"] * tries
+    assert not effects()
+
+
+def test_what_failed_for_good_goes_on_from_there_after_a_retry():
+    FAIL["b"] = [LookupError("no")]
+    result = bodies.steps.delay(["a", "b"])
+    run_jobs(raises=False)
+    assert job_of(result).state == "failed"
+    assert transitions.retry_by_hand(job_of(result).pk, "default")
+    run_jobs()
+    assert job_of(result).state == "succeeded"
+    assert CALLS == ["a", "b", "b"]
+
+
+def test_autoretry_counts_for_each_step():
+    @shared_task(
+        bind=True, durable=True, name="tests.durable.autoretry", autoretry_for=(LookupError,), max_retries=2,
+        default_retry_delay=1,
+    )
+    def autoretry(self):
+        self.step("a", bodies.leave, "a")
+        self.step("b", bodies.leave, "b")
+
+    FAIL.update(a=[LookupError()] * 2, b=[LookupError()] * 3)
+    result = autoretry.delay()
+    run_jobs(until=later(1), raises=False)
+    assert (job_of(result).state, CALLS) == ("failed", ["a"] * 3 + ["b"] * 3)
+
+
+def test_a_body_may_catch_what_a_step_failed_with():
+    FAIL["k"] = [LookupError("gone")]
+    result = bodies.catches.delay("k")
+    run_jobs(until=later(2))
+    assert job_of(result).result == "LookupError: gone"
+    assert effects() == {"k:instead": 1}
+    assert CALLS == ["k", "k:instead"]
+
+
+def test_a_run_that_waits_does_not_go_on_whatever_the_body_catches():
+    result = bodies.swallows.delay("k")
+    run_jobs()
+    assert (job_of(result).state, CALLS) == ("scheduled", [])
+    run_jobs(until=later(2))
+    assert job_of(result).result == {"key": "k"}
+
+
+def test_steps_of_one_name_are_numbered():
+    result = bodies.steps.delay(["a", "a", "a"])
+    run_jobs()
+    assert [step.name for step in Step.objects.order_by("pk")] == ["a", "a#2", "a#3"]
+    assert (job_of(result).state, effects()) == ("succeeded", {"a": 3})
+
+
+def test_a_sleep_ends_once_by_hand():
+    @shared_task(bind=True, durable=True, name="tests.durable.naps")
+    def naps(self):
+        self.sleep(DAY)
+        self.sleep(DAY)
+
+    result = naps.delay()
+    run_jobs()
+    assert transitions.run_now(job_of(result).pk, "default")
+    run_jobs()
+    assert job_of(result).state == "scheduled"
+    assert transitions.run_now(job_of(result).pk, "default")
+    run_jobs()
+    assert job_of(result).state == "succeeded"
+
+
+def test_a_job_that_was_cancelled_in_its_sleep_sleeps_on_after_a_retry():
+    result = bodies.onboard.delay("a")
+    run_jobs()
+    key = job_of(result).pk
+    assert transitions.cancel(key, "default")
+    assert transitions.retry_by_hand(key, "default")
+    run_jobs()
+    assert (job_of(result).state, effects()) == ("scheduled", {"a:reserve": 1})
+    assert abs(job_of(result).run_at - later(2)) < datetime.timedelta(minutes=1)
+
+
+def test_what_was_done_is_taken_back_in_reverse_when_the_job_is_cancelled():
+    result = bodies.takes_back.delay("k")
+    run_jobs()
+    assert transitions.cancel(job_of(result).pk, "default")
+    run_jobs()
+    assert list(effects()) == ["k:1", "k:2", "undo k:2", "undo k:1"]
+    # What was taken back is done again.
+    assert transitions.retry_by_hand(job_of(result).pk, "default")
+    jobs.signal("go:k")
+    run_jobs()
+    assert job_of(result).state == "succeeded"
+    assert effects() == {"k:1": 2, "k:2": 2, "undo k:1": 1, "undo k:2": 1, "k:3": 1}
+
+
+def test_a_function_that_no_other_process_can_find_takes_nothing_back():
+    @shared_task(bind=True, durable=True, name="tests.durable.no_undo")
+    def no_undo(self):
+        self.step("a", bodies.leave, "a", on_cancel=lambda: None)
+
+    no_undo.delay()
+    with pytest.raises(TypeError, match="must be a function of a module"):
+        run_jobs()
+    assert not effects()
+
+
+def test_a_deadline_cancels_the_whole_and_takes_it_back():
+    result = bodies.late.delay("k")
+    run_jobs(until=later(40))
+    job = job_of(result)
+    assert (job.state, job.error["type"]) == ("cancelled", "Expired")
+    assert effects() == {"k": 1, "undo k": 1}
+
+
+def test_what_expires_means_ends_with_the_start():
+    result = bodies.onboard.apply_async(("k",), expires=60)
+    run_jobs()
+    assert job_of(result).expires_at is None
+    run_jobs(until=later(3))
+    assert job_of(result).waits_for == "signal:approved:k"
+
+
+def test_children_that_fail_fail_the_gather_and_a_retry_goes_on():
+    result = bodies.gathers.delay([tasks.effect.s("a"), bodies.fails.s("no")])
+    run_jobs(raises=False)
+    job = job_of(result)
+    assert (job.state, job.error["type"], job.error["message"]) == ("failed", "LookupError", "no")
+    child = Job.objects.get(task="tests.durable.fails")
+    assert child.parent_id == job.pk
+    Job.objects.filter(pk=child.pk).update(task=tasks.effect.name)
+    assert transitions.retry_by_hand(child.pk, "default")
+    run_jobs()
+    assert transitions.retry_by_hand(job.pk, "default")
+    run_jobs()
+    assert job_of(result).result == ["a", "no"]
+    assert effects() == {"a": 1, "no": 1}
+
+
+def test_children_that_fail_may_be_exceptions_in_the_list():
+    result = bodies.gathers.delay([tasks.effect.s("a"), bodies.fails.s("no")], return_exceptions=True)
+    run_jobs(raises=False)
+    assert job_of(result).result == ["a", "LookupError: no"]
+
+
+def test_no_children_need_no_wait():
+    result = bodies.gathers.delay([])
+    run_jobs()
+    assert job_of(result).result == []
+
+
+@pytest.mark.parametrize("call", ["text", tasks.effect.s("a") | tasks.effect.s("b")])
+def test_what_cannot_be_a_child_is_refused(call):
+    @shared_task(bind=True, durable=True, name=f"tests.durable.wrong_child {call}")
+    def wrong_child(self):
+        self.gather([call])
+
+    wrong_child.delay()
+    with pytest.raises(TypeError, match=r"takes calls of transactional tasks"):
+        run_jobs()
+    assert Job.objects.count() == 1
+
+
+def test_a_version_is_new_for_jobs_that_have_not_gone_past_it():
+    is_new = False
+
+    @shared_task(bind=True, durable=True, name="tests.durable.versioned")
+    def versioned(self):
+        self.step("first", bodies.leave, "first")
+        if is_new:
+            way = "new" if self.version("2026-11") else "old"
+        else:
+            way = "old"
+        self.step(f"second {way}", bodies.leave, way)
+        self.sleep(DAY)
+        return way
+
+    before = versioned.delay()
+    run_jobs()
+    is_new = True
+    after = versioned.delay()
+    run_jobs(until=later(2))
+    assert (job_of(before).result, job_of(after).result) == ("old", "new")
+    assert effects() == {"first": 2, "old": 1, "new": 1}
+
+
+def test_another_kind_of_step_under_the_same_name_is_refused():
+    kind = "step"
+
+    @shared_task(bind=True, durable=True, name="tests.durable.other_kind")
+    def other_kind(self):
+        if kind == "step":
+            self.step("x", bodies.leave, "x")
+        else:
+            self.sleep(DAY, name="x")
+        self.sleep(DAY, name="y")
+
+    other_kind.delay()
+    run_jobs()
+    kind = "sleep"
+    with pytest.raises(RuntimeError, match="'x' was a step when the job reached it, and is a sleep now"):
+        run_jobs(until=later(2))
+
+
+def test_a_step_is_one_transaction_and_stands_alone():
+    @shared_task(bind=True, durable=True, name="tests.durable.nested")
+    def nested(self, how):
+        if how == "step":
+            self.step("outer", lambda: self.step("inner", bodies.leave, "x"))
+        with transaction.atomic():
+            self.step("inner", bodies.leave, "x")
+
+    nested.delay("step")
+    with pytest.raises(RuntimeError, match="inside of another step"):
+        run_jobs()
+    nested.delay("atomic")
+    with pytest.raises(TransactionManagementError, match=r"inside of transaction.atomic"):
+        run_jobs()
+    assert not effects()
+
+
+def test_a_result_that_cannot_be_kept_rolls_the_step_back():
+    @shared_task(bind=True, durable=True, name="tests.durable.no_json")
+    def no_json(self):
+        self.step("a", bodies.leave, "a", object())
+
+    no_json.delay()
+    with pytest.raises(TypeError, match="the result of the step 'a'"):
+        run_jobs()
+    assert not effects()
+
+
+def test_what_a_step_says_of_the_job_is_heeded():
+    @shared_task(bind=True, durable=True, name="tests.durable.snoozes")
+    def snoozes(self):
+        self.step("a", bodies.leave, "a")
+        if not self.job.snoozes:
+            self.step("b", bodies.snooze)
+
+    result = snoozes.delay()
+    run_jobs(until=later(1))
+    assert (job_of(result).state, job_of(result).snoozes, effects()) == ("succeeded", 1, {"a": 1})
+
+
+def test_an_external_call_goes_through_the_ledger():
+    seen = []
+
+    def charge(amount, idempotency_key):
+        seen.append((amount, idempotency_key))
+        assert not connection.in_atomic_block
+        return {"id": "ch_1"}
+
+    @shared_task(bind=True, durable=True, name="tests.durable.charges")
+    def charges(self):
+        answer = self.step("charge", charge, 5, effect=True)
+        self.sleep(DAY)
+        return answer
+
+    result = charges.delay()
+    run_jobs(until=later(2))
+    assert job_of(result).result == {"id": "ch_1"}
+    assert seen == [(5, f"charge:{result.id}")]
+
+
+def test_a_plain_call_just_does_it():
+    assert bodies.steps(["a"]) == [{"key": "a"}]
+    with pytest.raises(RuntimeError, match="needs a job"):
+        bodies.waits("k")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"durable": 1}, "True or False"),
+        ({"durable": True, "atomic": True}, "each step is a transaction"),
+        ({"durable": True, "lock": "k"}, "lock= do not go together"),
+        ({"durable": True, "idempotency_key": "k"}, "idempotency_key= do not go together"),
+        ({"deadline": DAY}, "add durable=True"),
+        ({"durable": True, "deadline": "soon"}, "a timedelta"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_where_it_is_declared(options, says):
+    with pytest.raises((TypeError, ValueError), match=says):
+
+        @shared_task(bind=True, name=f"tests.durable.wrong {says}", **options)
+        def wrong(self):
+            pass
+
+
+def test_a_replay_reads_all_steps_with_one_statement():
+    result = bodies.onboard.delay("a")
+    run_jobs(until=later(3))
+    jobs.signal("approved:a")
+    with CaptureQueriesContext(connection) as queries:
+        run_jobs(limit=1)
+    reads = [query["sql"] for query in queries if 'FROM "jobs_step"' in query["sql"] and "SELECT" in query["sql"]]
+    assert len([sql for sql in reads if '"job" = ' in sql and "LIMIT" not in sql]) <= 1, reads
+    assert job_of(result).waits_for.startswith("gather:")
+
+
+def test_a_deleted_job_takes_its_steps_and_signals_along(settings):
+    jobs.signal("k", 1)
+    result = bodies.waits.delay("k")
+    run_jobs()
+    from jobs.maintenance.prune import delete
+
+    assert delete([job_of(result).pk], "default") == 1
+    assert not Step.objects.exists()
+    assert not Signal.objects.exists()
+
+
+def test_signals_that_nobody_took_are_forgotten_in_time(settings):
+    from jobs.contrib.durable import signals
+
+    settings.JOBS = {**settings.JOBS, "RETENTION_SIGNALS": 3600}
+    jobs.signal("old")
+    Signal.objects.update(made_at=later(-1))
+    jobs.signal("new")
+    assert signals.prune("default") == 1
+    assert [str(each) for each in Signal.objects.all()] == ["new"]
+
+
