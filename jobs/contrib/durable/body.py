@@ -13,8 +13,8 @@ from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
+from jobs.contrib.durable.history import History, history_of
 from jobs.contrib.durable.signals import check_key
-from jobs.contrib.durable.steps import History, history_of
 from jobs.contrib.effects.ledger import effect as ledger
 from jobs.errors import LONGEST
 from jobs.lifecycle.transitions import now_plus

@@ -62,9 +62,9 @@ class Durable(Extension):
         return ends.of(job, error)
 
     def again(self, jobs: Any, using: str) -> Mapping[str, Any]:
-        from jobs.contrib.durable import steps
+        from jobs.contrib.durable import history
 
-        steps.run_again(jobs, using)
+        history.run_again(jobs, using)
         return {}
 
     def deleting(self, jobs: Any, using: str) -> None:

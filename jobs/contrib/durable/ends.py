@@ -9,8 +9,8 @@ from typing import Any
 from django.db import transaction
 
 from jobs.contrib.durable import signals
+from jobs.contrib.durable.history import wake_parent
 from jobs.contrib.durable.models import Signal, Step
-from jobs.contrib.durable.steps import wake_parent
 from jobs.lifecycle import transitions
 
 #: The types of the errors of jobs that were cancelled.

@@ -16,7 +16,7 @@ NOT_LOOKED = 1e12
 
 
 class Step(Completed):
-    """One step of a job, in the order in which they were reached (``steps.py``)."""
+    """One step of a job, in the order in which they were reached (``history.py``)."""
 
     class Kind(models.TextChoices):
         STEP = "step", _("step")

@@ -7,8 +7,8 @@ from typing import Any
 from django.utils.module_loading import import_string
 
 from jobs import task
+from jobs.contrib.durable.history import CHILDREN
 from jobs.contrib.durable.models import Step
-from jobs.contrib.durable.steps import CHILDREN
 from jobs.lifecycle import transitions
 from jobs.models import Job
 from jobs.models.values import decoded

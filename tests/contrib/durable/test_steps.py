@@ -151,7 +151,7 @@ def test_a_step_has_retries_of_its_own(retries, tries):
     run_jobs(until=later(1), raises=False)
     job = job_of(result)
     assert (job.state, job.error["type"]) == ("failed", "LookupError")
-    assert CALLS == ["a"] * tries
+    assert ["a"] * tries == CALLS
     assert not effects()
 
 
@@ -168,7 +168,11 @@ def test_what_failed_for_good_goes_on_from_there_after_a_retry():
 
 def test_autoretry_counts_for_each_step():
     @shared_task(
-        bind=True, durable=True, name="tests.durable.autoretry", autoretry_for=(LookupError,), max_retries=2,
+        bind=True,
+        durable=True,
+        name="tests.durable.autoretry",
+        autoretry_for=(LookupError,),
+        max_retries=2,
         default_retry_delay=1,
     )
     def autoretry(self):
@@ -470,5 +474,3 @@ def test_signals_that_nobody_took_are_forgotten_in_time(settings):
     jobs.signal("new")
     assert signals.prune("default") == 1
     assert [str(each) for each in Signal.objects.all()] == ["new"]
-
-
