@@ -4,7 +4,6 @@ Of a subclass of Celery's ``Ignore`` Celery stores no result and runs no errback
 leaves it alone.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from celery.exceptions import Ignore
@@ -15,19 +14,6 @@ LONGEST = 10 * 366 * 86400.0
 
 class Cancel(Ignore):
     """Raised in a task's body: roll back, and end the job ``cancelled``."""
-
-
-class Suspended(BaseException):
-    """A body waits for what is to come: its run ends, and its job waits. ``except Exception`` lets it pass.
-
-    Parameters:
-        text: for the log.
-        write: the fenced transition; False: the run no longer owns the job.
-    """
-
-    def __init__(self, text: str, write: Callable[[], bool]) -> None:
-        super().__init__(text)
-        self.write = write
 
 
 class Replaced(Ignore):

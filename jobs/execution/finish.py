@@ -22,11 +22,11 @@ from django.db import Error, InterfaceError, OperationalError, transaction
 from jobs.calling import outbox
 from jobs.conf import conf
 from jobs.conf.logs import log
-from jobs.errors import Busy, Cancel, LostLease, NotSettled, Snooze, Suspended, for_celery
+from jobs.errors import Busy, Cancel, LostLease, NotSettled, Snooze, for_celery
 from jobs.execution import backoff
 from jobs.idempotency import locks
 from jobs.lifecycle import transitions
-from jobs.lifecycle.run import Run, persistently
+from jobs.lifecycle.run import Run, Suspended, persistently
 from jobs.models import Job, State, columns
 from jobs.models.fields import uuid7
 from jobs.models.values import jsonable, safe_repr, scrub

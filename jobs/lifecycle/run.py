@@ -26,6 +26,19 @@ from jobs.store.base import owned
 RECONNECT = (0.0, 0.1, 0.4, *[0.5] * 14)
 
 
+class Suspended(BaseException):
+    """A body waits for what is to come: its run ends, and its job waits. ``except Exception`` lets it pass.
+
+    Parameters:
+        text: for the log.
+        write: the fenced transition; False: the run no longer owns the job.
+    """
+
+    def __init__(self, text: str, write: Callable[[], bool]) -> None:
+        super().__init__(text)
+        self.write = write
+
+
 @dataclass(eq=False)
 class Run:
     """One claimed run of a job."""

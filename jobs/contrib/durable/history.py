@@ -34,11 +34,11 @@ from jobs.conf.syncpoints import reach
 from jobs.contrib.batches.batch import batch
 from jobs.contrib.durable import signals
 from jobs.contrib.durable.models import Step
-from jobs.errors import Cancel, EffectParked, LostLease, NotSettled, Suspended
+from jobs.errors import Cancel, EffectParked, LostLease, NotSettled
 from jobs.execution import backoff, finish
 from jobs.execution.pipeline import RERUNS
 from jobs.lifecycle import transitions
-from jobs.lifecycle.run import Run, current_run, persistently
+from jobs.lifecycle.run import Run, Suspended, current_run, persistently
 from jobs.lifecycle.transitions import NEVER, now_plus
 from jobs.models import LIVE, Cancellation, Job, State
 from jobs.models.values import decoded, jsonable

@@ -323,10 +323,7 @@ def test_a_version_is_new_for_jobs_that_have_not_gone_past_it():
     @shared_task(bind=True, durable=True, name="tests.durable.versioned")
     def versioned(self):
         self.step("first", bodies.leave, "first")
-        if is_new:
-            way = "new" if self.version("2026-11") else "old"
-        else:
-            way = "old"
+        way = "new" if is_new and self.version("2026-11") else "old"
         self.step(f"second {way}", bodies.leave, way)
         self.sleep(DAY)
         return way
