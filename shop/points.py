@@ -16,7 +16,7 @@ from jobs.conf import syncpoints
 POINTS = """
 before_claim after_claim before_call after_call after_sent before_commit after_completion after_commit before_notify
 before_receive after_receive before_tick after_tick before_relay after_relay before_publish after_publish before_store
-after_store
+after_store before_step after_step before_suspend after_suspend before_look
 """.split()
 
 

@@ -233,10 +233,10 @@ class History:
                     at.prepare_body()
                     kept = jsonable(self._inside(work), f"the result of the step {row.name!r}")
                     self._hold()
-                    reach("before_step")
                     is_sent = True
                     at_once = {"done_at": Now()} if state == DONE else {}
                     self._put(row, state=state, result=kept, error=None, **at_once)
+                    reach("before_step")
                 except BaseException as exc:
                     # Before the end of the block, which opens a new connection in place of a broken one.
                     is_lost = databases.is_lost(exc, self.using)
@@ -302,10 +302,10 @@ class History:
 
         def write() -> bool:
             with transaction.atomic(using=self.using):
-                reach("before_suspend")
                 done = transitions.suspend(self.job, run_at, waits_for, error, self._deadline())
                 if done and self.job.state == State.SCHEDULED:
                     self._put(row, state=WAITING, error=error)
+                reach("before_suspend")
             reach("after_suspend")
             if done and look is not None:
                 look()

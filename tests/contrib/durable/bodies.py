@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import os
+import time
 from contextlib import suppress
 
 from celery import shared_task
@@ -100,3 +102,22 @@ def fails(text: str):
 
 def snooze() -> None:
     raise Snooze(5)
+
+
+@shared_task(bind=True, durable=True, name="tests.durable.onboard_fast")
+def onboard_fast(self, key: str):
+    seat = self.step("reserve", leave, f"{key}:reserve")
+    self.sleep(0.3)
+    answer = self.wait_for(f"approved:{key}", timeout=7 * DAY)
+    mails = self.gather([child_effect.s(f"{key}:{friend}") for friend in ("ann", "bob")])
+    if "JOBS_TEST_NEW_CODE" in os.environ and self.version("new"):
+        self.step("new", leave, f"{key}:new")
+    self.step("charge", leave, f"{key}:charge")
+    return [seat, answer, mails]
+
+
+@shared_task(bind=True, durable=True, name="tests.durable.ten_steps")
+def ten_steps(self, key: str):
+    for number in range(10):
+        self.step(f"step {number}", leave, f"{key}:{number}")
+        time.sleep(0.02)
