@@ -8,7 +8,7 @@ import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 from django.db import DataError, ProgrammingError, transaction
@@ -75,7 +75,7 @@ WITH done AS (
 )
 SELECT 1 / count(*) FROM done
 """
-_SUCCEED_PREPARED = "(json, float8, uuid, int, bigint) AS" + SUCCEED.format("$1", "$2", "$3", "$4", "$5")
+_SUCCEED_TYPES = "json, float8, uuid, int, bigint"
 
 #: One round trip: the bound of the wait is set, holds for the INSERT, and is taken back.
 MARK = """
@@ -105,6 +105,16 @@ OFTEN = 5
 
 _JSON = frozenset({"args", "kwargs", "options"})
 _ESCAPED = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
+
+
+@cache
+def _typed(types: str, template: str) -> str:
+    """The statement as it is prepared."""
+    return f"({types}) AS {template.format(*(f'${place}' for place in range(1, types.count(',') + 2)))}"
+
+
+def json_literal(value: Any) -> str:
+    return "NULL" if value is None else "'" + json.dumps(value).replace("'", "''") + "'"
 
 
 class PostgreSQL(base.Store):
@@ -202,12 +212,21 @@ class PostgreSQL(base.Store):
 
     def succeed(self, job: Job, result: Any, runtime: float) -> bool:
         """The COMMIT goes with it, in one message to the server, if the transaction is the body's own."""
+        values = json_literal(result), f"{runtime:.6f}", f"'{job.pk}'", str(job.lease), str(job.token)
+        return self.write_last(_SUCCEED_TYPES, SUCCEED, values, "after_completion")
+
+    def write_last(self, types: str, template: str, values: Sequence[str], point: str) -> bool:
+        """Execute the last statement of a transaction, and send the COMMIT with it; False: the fence did not hold.
+
+        Parameters:
+            template: the statement with places for ``values``, of these ``types``; it divides by zero if it finds no
+                row of the fence. The values are as they stand in SQL.
+            point: the sync point between the statement and its commit.
+        """
         connection, session = self.connection, self.session
-        text = "NULL" if result is None else "'" + json.dumps(result).replace("'", "''") + "'"
-        values = (text, f"{runtime:.6f}", f"'{job.pk}'", str(job.lease), str(job.token))
         begin = commit = ""
         # A savepoint around it: the transaction is somebody else's. A test may want to stop in between.
-        is_own = connection.in_atomic_block and not connection.savepoint_ids and not is_armed("after_completion")
+        is_own = connection.in_atomic_block and not connection.savepoint_ids and not is_armed(point)
         if has_begun(connection):
             commit = "; COMMIT" if is_own else ""
         elif connection.in_atomic_block and not is_own:
@@ -215,8 +234,8 @@ class PostgreSQL(base.Store):
             begin = "BEGIN; "
         try:
             with session.wrap:
-                name = session.prepared(_SUCCEED_PREPARED)
-                sql = f"EXECUTE {name}({', '.join(values)})" if name else SUCCEED.format(*values)
+                name = session.prepared(_typed(types, template))
+                sql = f"EXECUTE {name}({', '.join(values)})" if name else template.format(*values)
                 session.send(begin + sql + commit)
         except DataError as exc:
             if databases.sqlstate(exc) != databases.DIVISION_BY_ZERO:

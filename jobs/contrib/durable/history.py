@@ -9,6 +9,7 @@ The way of Temporal and DBOS, with the effects of a step in Django's own transac
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections import Counter
@@ -34,6 +35,7 @@ from jobs.conf.syncpoints import reach
 from jobs.contrib.batches.batch import batch
 from jobs.contrib.durable import signals
 from jobs.contrib.durable.models import Step
+from jobs.contrib.durable.store import write_done
 from jobs.errors import Cancel, EffectParked, LostLease, NotSettled
 from jobs.execution import backoff, finish
 from jobs.execution.pipeline import RERUNS
@@ -66,6 +68,10 @@ def history_of(task: Any) -> History | None:
     if (found := _histories.get(run)) is None:
         found = _histories[run] = History(run)
     return found
+
+
+class _NotOurs(Exception):
+    """The fence did not hold."""
 
 
 class History:
@@ -232,15 +238,18 @@ class History:
                 try:
                     at.prepare_body()
                     kept = jsonable(self._inside(work), f"the result of the step {row.name!r}")
-                    self._hold()
                     is_sent = True
-                    at_once = {"done_at": Now()} if state == DONE else {}
-                    self._put(row, state=state, result=kept, error=None, **at_once)
+                    self._end_step(row, kept, state)
                     reach("before_step")
                 except BaseException as exc:
                     # Before the end of the block, which opens a new connection in place of a broken one.
                     is_lost = databases.is_lost(exc, self.using)
                     raise
+        except _NotOurs:
+            with transaction.atomic(using=self.using):
+                self._hold()
+            # It came in between.
+            raise Cancel("its deadline is over") from None
         except Exception as exc:
             finish.let_end(exc)
             if is_sent and (found := self._committed(row, state)) is not None:
@@ -258,6 +267,18 @@ class History:
             return work()
         finally:
             self.is_in_step = False
+
+    def _end_step(self, row: Any, kept: Any, state: str) -> None:
+        """The fence, and the row. Where one statement does it, the COMMIT goes with it."""
+        row.result, is_new = kept, row.pk is None and state == DONE
+        if is_new and (is_done := write_done(self.job, row, bool(self.run.task.deadline))) is not None:
+            if not is_done:
+                raise _NotOurs
+            # It comes after all that an earlier run has written.
+            row.pk, row.state = math.inf, state
+            return
+        self._hold()
+        self._put(row, state=state, error=None, **({"done_at": Now()} if state == DONE else {}))
 
     def _hold(self) -> None:
         """The fence. From here on nobody takes the job away until the transaction ends."""

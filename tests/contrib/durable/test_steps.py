@@ -471,3 +471,25 @@ def test_signals_that_nobody_took_are_forgotten_in_time(settings):
     jobs.signal("new")
     assert signals.prune("default") == 1
     assert [str(each) for each in Signal.objects.all()] == ["new"]
+
+
+@pytest.mark.parametrize("how", ["asked", "taken"])
+def test_a_run_that_was_asked_to_end_or_lost_its_job_commits_no_step(how):
+    @shared_task(bind=True, durable=True, name=f"tests.durable.{how}")
+    def ends(self):
+        self.step("a", bodies.leave, "a", on_cancel=bodies.undo)
+        if how == "asked":
+            assert transitions.ask_to_end(self.job.pk, "default")
+        else:
+            Job.objects.filter(pk=self.job.pk).update(lease=99)
+        self.step("b", bodies.leave, "b")
+
+    result = ends.delay()
+    run_jobs()
+    assert CALLS == ["a", "b"]
+    if how == "asked":
+        assert job_of(result).state == "cancelled"
+        assert effects() == {"a": 1, "undo a": 1}
+    else:
+        assert (job_of(result).state, job_of(result).lease) == ("running", 99)
+        assert effects() == {"a": 1}

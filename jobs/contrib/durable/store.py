@@ -1,0 +1,39 @@
+"""The end of a step in one statement of PostgreSQL, which goes to the server together with its COMMIT."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jobs import store
+from jobs.contrib.durable.models import Step
+from jobs.models import Job
+from jobs.store.postgresql import json_literal
+from jobs.store.sessions import session_of
+
+#: The fence, and that nobody asked the job to end (``History.hold``); then the row. 0 / 0 is an error, and nothing
+#: commits.
+_DONE = """
+WITH own AS MATERIALIZED (
+    SELECT id FROM jobs_job
+    WHERE id = {0} AND state = 'running' AND lease = {1} AND token = {2}
+      AND NOT EXISTS (SELECT 1 FROM jobs_cancellation WHERE job = {0})
+      AND (NOT {3} OR expires_at > statement_timestamp())
+    FOR UPDATE
+)
+INSERT INTO jobs_step (job, name, kind, state, lease, result, failures, key, on_cancel, made_at, done_at)
+SELECT {0}, {4}, {5}, 'done', {1}, {6}, 0 / (SELECT count(*) FROM own), {7}, {8},
+    statement_timestamp(), statement_timestamp()
+"""
+_TYPES = "uuid, int, bigint, boolean, text, text, json, text, json"
+
+
+def write_done(job: Job, step: Step, has_deadline: bool) -> bool | None:
+    """Insert a step that is done, and commit. None: this database cannot do it at once; False: the fence did not hold."""
+    at = store.of(str(job._state.db))
+    if not at.writes_at_once:
+        return None
+    text = session_of(at.using).literal
+    own = f"'{job.pk}'", str(job.lease), str(job.token), str(has_deadline and job.expires_at is not None)
+    said = text(step.name), text(str(step.kind)), json_literal(step.result), text(step.key)
+    write_last: Any = at.write_last  # type: ignore[attr-defined]
+    return bool(write_last(_TYPES, _DONE, (*own, *said, json_literal(step.on_cancel)), "before_step"))
