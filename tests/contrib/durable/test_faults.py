@@ -15,7 +15,8 @@ from django.db import connection
 import jobs
 from jobs.contrib.durable.models import Signal, Step
 from jobs.models import Job
-from tests.contrib.durable.bodies import onboard_fast, ten_steps, waits
+from jobs.testing import assert_idempotent
+from tests.contrib.durable.bodies import onboard_fast, steps, ten_steps, waits
 from tests.helpers.harness import ROOT, Worker, effects, environment, wait_ended, wait_reached
 from tests.helpers.servers import wait_for
 
@@ -124,3 +125,8 @@ def test_old_and_new_code_side_by_side():
         **dict.fromkeys(new, 1),
     }
     assert os.environ.get("JOBS_TEST_NEW_CODE") is None
+
+
+@pytest.mark.slow
+def test_the_crash_kit_knows_steps():
+    assert_idempotent(steps, ["a", "b"])

@@ -493,3 +493,18 @@ def test_a_run_that_was_asked_to_end_or_lost_its_job_commits_no_step(how):
     else:
         assert (job_of(result).state, job_of(result).lease) == ("running", 99)
         assert effects() == {"a": 1}
+
+
+@pytest.mark.parametrize("until", ["started", "finished"])
+def test_another_of_its_unique_key_may_wait_once_it_has_started(until):
+    @shared_task(bind=True, durable=True, name=f"tests.durable.unique {until}", unique="u", unique_until=until)
+    def one_of_a_key(self):
+        self.sleep(DAY)
+        return "done"
+
+    first = one_of_a_key.delay()
+    run_jobs()
+    second = one_of_a_key.delay()
+    assert second.existing == (until == "finished")
+    run_jobs(until=later(3))
+    assert {job_of(each).result for each in (first, second)} == {"done"}
