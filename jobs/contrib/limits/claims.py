@@ -26,11 +26,11 @@ from django.db.models import Min, Q, QuerySet
 from jobs import store
 from jobs.conf import celery_app
 from jobs.conf.logs import logger
-from jobs.conf.rates import Limit
 from jobs.contrib.limits import limits
 from jobs.contrib.limits import store as limited
 from jobs.contrib.limits.limits import Limits, name_of
 from jobs.contrib.limits.models import RateLimiter
+from jobs.contrib.limits.rates import Limit
 from jobs.lifecycle import claims
 from jobs.lifecycle.wakeups import wakeup
 from jobs.lifecycle.worker_state import worker_state

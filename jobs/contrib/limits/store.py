@@ -7,8 +7,8 @@ from functools import lru_cache
 from typing import Any
 
 from jobs import store
-from jobs.conf.rates import Limit
 from jobs.contrib.limits.limits import Limits, name_of
+from jobs.contrib.limits.rates import Limit
 from jobs.models import Job
 from jobs.models.columns import BY_ORDER, ORDER, Part, named
 from jobs.store.base import Claim

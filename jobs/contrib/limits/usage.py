@@ -8,11 +8,11 @@ from django.db.models import Count, Q, QuerySet
 from django.utils.translation import gettext
 
 from jobs.conf import conf, loaded_app
-from jobs.conf.rates import Limit
 from jobs.contrib.limits import limits
 from jobs.contrib.limits.claims import next_at
 from jobs.contrib.limits.limits import Limits, name_of
 from jobs.contrib.limits.models import RateLimiter
+from jobs.contrib.limits.rates import Limit
 from jobs.inspection.counts import MOST, at_least
 from jobs.inspection.problems import Problem
 from jobs.inspection.times import duration
