@@ -91,7 +91,7 @@ RETURNING {columns}
 #: From the row on that was the first at the last look: the index entries of those before it may still be there.
 _START = f"AND {AT} >= {HERE}"
 
-#: From when on the next start is counted, as :func:`next_at`.
+#: From when on the next start is counted, as ``Limit.since``.
 _NEXT = """CASE WHEN last_at > {now} + 1 THEN {now}
     ELSE least(next_at, least(last_at, {now}) + {burst} * {pause}) END"""
 
