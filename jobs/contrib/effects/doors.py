@@ -12,7 +12,7 @@ POLICY = "'retry', 'park' or a callable that asks the provider"
 
 
 class Effects(Extension):
-    """These come on top:
+    """Options of a task that come on top:
 
     on_ambiguous (``"retry"``, ``"park"`` or a callable, default ``"retry"``):
         What becomes of an external call of which nobody knows whether it happened: see :func:`jobs.effect`.

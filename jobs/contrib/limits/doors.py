@@ -14,12 +14,14 @@ from jobs.idempotency.keys import template_of
 from jobs.inspection.problems import Kind, Link
 
 
-def _place(_about: Any) -> Link:
-    return Link(_("Show them"), "limit_changelist")
+def _kind(many: Any) -> Kind:
+    return Kind(
+        severity="info", many=many, is_fault=False, place=lambda _about: Link(_("Show them"), "limit_changelist")
+    )
 
 
 class Limits(Extension):
-    """These come on top:
+    """Options of a task that come on top:
 
     concurrency (int):
         At most so many jobs of the task run at once, over all workers. Others wait, and use no process.
@@ -43,18 +45,8 @@ class Limits(Extension):
         return LOOKS
 
     kinds = {
-        "limited": Kind(
-            severity="info",
-            many=ngettext_lazy("%(number)s limit is reached", "%(number)s limits are reached", "number"),
-            is_fault=False,
-            place=_place,
-        ),
-        "rated": Kind(
-            severity="info",
-            many=ngettext_lazy("%(number)s rate is reached", "%(number)s rates are reached", "number"),
-            is_fault=False,
-            place=_place,
-        ),
+        "limited": _kind(ngettext_lazy("%(number)s limit is reached", "%(number)s limits are reached", "number")),
+        "rated": _kind(ngettext_lazy("%(number)s rate is reached", "%(number)s rates are reached", "number")),
     }
 
     def declared(self, task: Any) -> None:

@@ -44,7 +44,7 @@ def run(stopping: Event, attempt: Attempt) -> None:
 
 
 class Schedules(Extension):
-    """These come on top:
+    """Options of a task that come on top:
 
     every (seconds, timedelta, or a schedule of Celery's: ``crontab(hour=3, minute=0)``):
         The workers call the task again and again, without arguments; no ``celery beat`` is needed.
