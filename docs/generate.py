@@ -58,12 +58,14 @@ def _default(name: str, source: str) -> str:
 
 
 def options() -> list[str]:
+    from jobs import extensions
     from jobs.task import Task
 
     lines = table("option", "", "what it says")
-    text = inspect.cleandoc(Task.__doc__ or "").partition("come on top:\n")[2].partition("\nRaises")[0]
-    for name, kind, says in re.findall(r"^(\w+) \((.+)\):\n((?:    .+\n?)+)", text, re.M):
-        lines.append(f"| `{name}` | {markdown(kind)} | {markdown(says)} |")
+    for kind in (Task, *(type(each) for each in extensions.instances())):
+        text = inspect.cleandoc(kind.__doc__ or "").partition("come on top:\n")[2].partition("\nRaises")[0]
+        for name, values, says in re.findall(r"^(\w+) \((.+)\):\n((?:    .+\n?)+)", text, re.M):
+            lines.append(f"| `{name}` | {markdown(values)} | {markdown(says)} |")
     return lines
 
 

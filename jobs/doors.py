@@ -25,8 +25,10 @@ class Extension:
 
     # A task is declared, and called
 
-    #: Options of ``@shared_task``: what a value must be, in words and as types.
-    options: Mapping[str, tuple[str, tuple[type, ...]]] = {}
+    #: Options of ``@shared_task``: what a value must be, in words and as types. For people: the class's docstring.
+    options: Mapping[str, tuple[str, tuple[Any, ...]]] = {}
+    #: What checks a queue's options in ``JOBS["QUEUES"]``; they are its parameters. ``ValueError``: they cannot work.
+    queue_options: Callable[..., Any]
 
     def declared(self, task: type[Any]) -> None:
         """A task's class was made; not all models may be. ``TypeError``, ``ValueError``: its options cannot work."""
@@ -120,12 +122,11 @@ class Extension:
     #: SQL for true or false, by name, in the clock's one look at a database: ``{epoch}`` is its time, and what stands
     #: behind ``{rare}`` is asked seldom if its looks are slow.
     looks: Mapping[str, str] = {}
+    #: Commands of Celery's remote control. Each gets Celery's own, too; what asks a database is ``supervisor.do()``.
+    controls: Mapping[str, Callable[..., Any]] = {}
 
     def ticked(self, answers: Mapping[str, Mapping[str, Any]]) -> None:
         """The clock has looked, each second or so: the answers to ``looks`` of each database that could be asked."""
-
-    def set_rate(self, task: str, rate: str) -> None:
-        """``celery control rate_limit``."""
 
     def idle(self, app: Any, using: str, clock: Any) -> bool:
         """``run_jobs()`` finds no job: do what threads and ticks would do. True: there may be one now.

@@ -109,7 +109,7 @@ def modules(name: str) -> Iterator[ModuleType]:
 
 
 @cache
-def _extensions() -> tuple[Extension, ...]:
+def instances() -> tuple[Extension, ...]:
     found = [each for module in modules("doors") for each in vars(module).values() if isinstance(each, type)]
     return tuple(each() for each in found if issubclass(each, Extension) and each is not Extension)
 
@@ -117,7 +117,7 @@ def _extensions() -> tuple[Extension, ...]:
 @cache
 def through(door: str) -> tuple[Any, ...]:
     """What the extensions have for one door, in the order of their names."""
-    return tuple(getattr(each, door) for each in _extensions() if door in _own(type(each)))
+    return tuple(getattr(each, door) for each in instances() if door in _own(type(each)))
 
 
 def around(door: str, *given: Any) -> AbstractContextManager[Any]:

@@ -26,7 +26,7 @@ from jobs.conf.celery_release import dumper_of
 from jobs.errors import Replaced, UniqueTaken
 from jobs.execution import pipeline
 from jobs.idempotency import locks
-from jobs.idempotency.keys import KeyTemplate
+from jobs.idempotency.keys import KeyTemplate, template_of
 from jobs.lifecycle.run import Run, current_job
 from jobs.models import Job
 from jobs.models.fields import uuid7
@@ -63,22 +63,8 @@ class Task(celery.Task):
         back later and uses no attempt. ``self.lock_token`` is its fencing token.
     lock_ttl (seconds, default 30):
         How long the lock outlives a holder that cannot renew it; at least ``JOBS["HEARTBEAT"]``.
-    on_ambiguous (``"retry"``, ``"park"`` or a callable, default ``"retry"``):
-        What becomes of an external call of which nobody knows whether it happened: see :func:`jobs.effect`.
-    every (seconds, timedelta, or a schedule of Celery's: ``crontab(hour=3, minute=0)``):
-        The workers call the task again and again, without arguments; no ``celery beat`` is needed.
-    catch_up (bool, default True):
-        A tick of the schedule that no worker was there for is made up for once, late. With False it is skipped.
-    concurrency (int):
-        At most so many jobs of the task run at once, over all workers. Others wait, and use no process.
-    rate (``"10/s"``, ``"100/m"``, ``"5000/h"``):
-        At most so many start in that time, over all workers, in even steps. Celery's ``rate_limit`` means the same.
-    limit_key (template or callable):
-        ``concurrency`` and ``rate`` hold for each key on its own: ``"{customer_id}"``.
-    durable (bool, default False):
-        The body goes on where it stopped: ``self.step()``, ``self.sleep()``, ``self.wait_for()``, ``self.gather()``.
-    deadline (timedelta, or seconds):
-        Of a durable task: it is cancelled if it has not ended so long after its call.
+
+    Extensions have more (``docs/reference/tasks.md``).
 
     Raises (where it is declared):
         TypeError, ValueError: an option that cannot work; names the cure.
@@ -97,22 +83,12 @@ class Task(celery.Task):
     unique_for: float | None = None
     lock: Any = None
     lock_ttl: float = 30.0
-    on_ambiguous: Any = "retry"
-    every: Any = None
-    catch_up: bool = True
-    concurrency: int | None = None
-    rate: str | float | None = None
-    limit_key: Any = None
-    durable: bool = False
-    deadline: Any = None
 
     #: What is wrong with the options above.
     declared_wrong: ClassVar[Exception | None] = None
 
     #: What the decorator was given, beside what Celery adds.
     declared: ClassVar[frozenset[str]] = frozenset()
-    #: How many of its jobs run at once, or start in a time, if that is limited.
-    claim_limit: ClassVar[Any] = None
 
     #: What its function takes, without the ``self`` of a bound one.
     body_signature: ClassVar[inspect.Signature] = inspect.Signature()
@@ -171,29 +147,26 @@ class Task(celery.Task):
 
     @classmethod
     def _read_options(cls, app: Any) -> None:
-        # Celery has made attributes of them: a callable would be a method, which takes the task first.
-        names = ("idempotency_key", "unique", "lock", "limit_key")
-        given = {name: inspect.getattr_static(cls, name) for name in names}
-        given = {name: getattr(value, "__func__", value) for name, value in given.items() if value is not None}
         run: Any = inspect.getattr_static(cls, "run")
         # As a task has it: a function, or a static, class or partial method.
         cls.body_signature = inspect.signature(run.__get__(object(), cls) if hasattr(run, "__get__") else run)
+        found = {name: template_of(cls, name) for name in ("idempotency_key", "unique", "lock")}
+        cls.key_templates = {name: template for name, template in found.items() if template is not None}
         for declared in extensions.through("declared"):
             declared(cls)
         cls.call_hooks = tuple(called for each in extensions.through("called") if (called := each(cls)) is not None)
         cls.argument_dumper = dumper_of(cls)
-        if "idempotency_key" in given and not cls.atomic:
+        if "idempotency_key" in cls.key_templates and not cls.atomic:
             raise ValueError(
                 "idempotency_key= needs the transaction of the effects, and atomic=False has none: leave atomic=False "
                 "out, or call once() in a transaction of the body"
             )
         if cls.unique_until not in ("started", "finished"):
             raise ValueError(f"unique_until={cls.unique_until!r} must be 'started' or 'finished'")
-        if cls.unique_for is not None and ("unique" not in given or not cls.unique_for > 0):
+        if cls.unique_for is not None and ("unique" not in cls.key_templates or not cls.unique_for > 0):
             raise ValueError(f"unique_for={cls.unique_for!r} needs unique=, and seconds above 0")
-        if "lock" in given and not problems():
+        if "lock" in cls.key_templates and not problems():
             locks.check_ttl(cls.lock_ttl, "lock_ttl")
-        cls.key_templates = {name: KeyTemplate(name, value, cls.body_signature) for name, value in given.items()}
         most = cls.max_crashes
         if most is not None and (type(most) is not int or most < 1):
             raise ValueError(f"max_crashes={most!r} must be a whole number above 0; or leave it to JOBS['MAX_CRASHES']")

@@ -15,7 +15,7 @@ import celery
 import kombu
 
 from jobs import extensions
-from jobs.conf import TASK_OPTIONS, conf, did_you_mean
+from jobs.conf import TASK_OPTIONS, conf, did_you_mean, task_option_names
 
 #: Accepted by ``apply_async`` because groups, beat, retries and eager calls pass them, and not kept: a job does not
 #: travel.
@@ -49,8 +49,8 @@ OF_RETRIES = (
 )
 
 _PLAIN = (type(None), bool, int, str)
-#: The options of a task: ours, those that Celery declares, and those that it only reads. The decorators of ``app.task``
-#: keep ``lazy``, ``shared`` and ``filter`` for themselves; ``shared_task`` hands them on.
+#: The options of a task, but for those of extensions: ours, those that Celery declares, and those that it only reads.
+#: Decorators of ``app.task`` keep ``lazy``, ``shared`` and ``filter`` for themselves; ``shared_task`` hands them on.
 OF_A_TASK = (
     frozenset([*TASK_OPTIONS, *OF_RETRIES])
     | {name for name, value in vars(celery.Task).items() if name[0].islower() and isinstance(value, _PLAIN)}
@@ -115,18 +115,19 @@ def check_declaration(task: type[celery.Task], declared: Collection[str]) -> Non
     Raises:
         TypeError: names the option, and the cure.
     """
-    also = conf().TASK_OPTIONS
+    options = extensions.merged("options")
+    known = OF_A_TASK | options.keys()
     for name in declared:
-        if name.startswith("_") or name in OF_A_TASK or name in OTHERS or name in also:
+        if name.startswith("_") or name in known or name in OTHERS or name in conf().TASK_OPTIONS:
             continue
         # A base class of the project, or of a package, knows options of its own.
         if any(name in vars(each) or name in vars(each).get("__annotations__", ()) for each in task.__mro__[1:]):
             continue
         raise TypeError(
-            f"{name}= is no option of a task{did_you_mean(name, OF_A_TASK)} What other code reads of a task is named "
+            f"{name}= is no option of a task{did_you_mean(name, known)} What other code reads of a task is named "
             "in JOBS['TASK_OPTIONS'], or is an attribute of its base class"
         )
-    for name, rule in {**RULES_OF_A_TASK, **extensions.merged("options")}.items():
+    for name, rule in {**RULES_OF_A_TASK, **options}.items():
         value = inspect.getattr_static(task, name, None)
         # A property answers when there is a task.
         if not hasattr(type(value), "__get__"):
@@ -156,7 +157,7 @@ def _check(name: str, value: Any, rule: Rule) -> None:
 def _refuse(name: str, options: Mapping[str, Any]) -> None:
     if name in conf().TASK_OPTIONS or name in (options.get("stamped_headers") or ()):
         return
-    if name in TASK_OPTIONS or name in OF_RETRIES:
+    if name in task_option_names() or name in OF_RETRIES:
         raise TypeError(f"{name}= is an option of the task, where it is declared, and not of a call")
     raise TypeError(
         f"{name}= is no option of a call{did_you_mean(name, OF_A_CALL)} An argument of the task belongs into kwargs=, "

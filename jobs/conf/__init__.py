@@ -10,6 +10,7 @@ from datetime import timedelta
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cache, lru_cache
+from inspect import signature
 from typing import Any, cast, get_args
 
 from celery import Celery, current_app
@@ -17,8 +18,8 @@ from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
+from jobs import extensions
 from jobs.conf.logs import logger
-from jobs.conf.rates import limit_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,11 +141,8 @@ class Settings:
     VERSION: str | None = None
 
 
-#: The options of a task that are ours (see :class:`jobs.Task`).
-TASK_OPTIONS = """
-atomic max_crashes idempotency_key unique unique_until unique_for lock lock_ttl on_ambiguous every catch_up
-concurrency rate limit_key durable deadline
-""".split()
+#: The options of a task that are ours (see :class:`jobs.Task`). Extensions have more.
+TASK_OPTIONS = "atomic max_crashes idempotency_key unique unique_until unique_for lock lock_ttl".split()
 
 #: What a key that is no number must be, unless it may be None and is: what its text is like, and how to say it.
 RULES = {
@@ -164,11 +162,8 @@ RULES = {
     "VERSION": (".{1,32}", "a text of at most 32 characters, or None, not {!r}"),
 }
 
-#: What holds options by a name or pattern: which options there are, and how it may look.
-OPTIONS = {
-    "TASKS": (TASK_OPTIONS, "{'post_office.*': {'atomic': False}}"),
-    "QUEUES": (["concurrency", "rate"], "{'mail': {'concurrency': 3}}"),
-}
+#: What holds options by a name or pattern, and how it may look.
+OPTIONS = {"TASKS": "{'post_office.*': {'atomic': False}}", "QUEUES": "{'mail': {'concurrency': 3}}"}
 
 
 def problems() -> list[str]:
@@ -195,7 +190,7 @@ def problems() -> list[str]:
 
 def _problems_of(name: str, kind: Any, value: Any) -> Iterator[str]:
     if name in OPTIONS:
-        yield from _problems_of_options(*OPTIONS[name], value)
+        yield from _problems_of_options(name, value)
     elif name in RULES:
         pattern, rule = RULES[name]
         if not isinstance(value, str) or not re.fullmatch(pattern, value, re.DOTALL):
@@ -216,19 +211,29 @@ def _is_above_0(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
-def _problems_of_options(known: list[str], example: str, given: Any) -> Iterator[str]:
+def _problems_of_options(name: str, given: Any) -> Iterator[str]:
     if not isinstance(given, Mapping) or not all(isinstance(options, Mapping) for options in given.values()):
-        yield f" must be a dict of dicts, {example}, not {given!r}."
+        yield f" must be a dict of dicts, {OPTIONS[name]}, not {given!r}."
         return
+    # Without any no extension is asked: they are not there before Django has the apps.
+    checks = extensions.through("queue_options") if given and name == "QUEUES" else ()
+    read_by = {check: [*signature(check).parameters] for check in checks}
+    known = task_option_names() if given and name == "TASKS" else [each for names in read_by.values() for each in names]
+    says = f"The options are {', '.join(known)}." if known else "Nothing that is installed reads one: leave it out."
     for pattern, options in given.items():
-        odd = [str(name) for name in options if name not in known]
-        for name in odd:
-            yield f"[{pattern!r}] has no option {name!r}{did_you_mean(name, known)} The options are {', '.join(known)}."
-        if known is not TASK_OPTIONS and not odd:
+        if odd := [str(each) for each in options if each not in known]:
+            yield from (f"[{pattern!r}] has no option {each!r}{did_you_mean(each, known)} {says}" for each in odd)
+            continue
+        for check, names in read_by.items():
             try:
-                limit_of(**options)
+                check(**{each: options[each] for each in names if each in options})
             except ValueError as exc:
                 yield f"[{pattern!r}]: {exc}."
+
+
+def task_option_names() -> list[str]:
+    """The options of a task that are ours, and those of extensions."""
+    return [*TASK_OPTIONS, *extensions.merged("options")]
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

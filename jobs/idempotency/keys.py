@@ -51,6 +51,14 @@ class KeyTemplate:
         return checked(self.template.format_map(bound.arguments), self.option)
 
 
+def template_of(task: type[Any], option: str) -> KeyTemplate | None:
+    """What the option of a task says; None if it says nothing. Raises as :class:`KeyTemplate`."""
+    # Celery has made an attribute of it: a callable would be a method, which takes the task first.
+    given = inspect.getattr_static(task, option, None)
+    given = getattr(given, "__func__", given)
+    return None if given is None else KeyTemplate(option, given, task.body_signature)
+
+
 def fingerprint(task: str, signature: inspect.Signature, args: Any, kwargs: Any) -> str:
     """What tells two calls apart: SHA-256, in hex, of the task and of its bound arguments as canonical JSON.
 

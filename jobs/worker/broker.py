@@ -13,6 +13,7 @@ from typing import Any
 from celery import bootsteps
 from celery.worker import state
 
+from jobs.conf import is_ours
 from jobs.conf.logs import logger
 from jobs.lifecycle.worker_state import worker_state
 from jobs.worker import celery_events
@@ -125,8 +126,8 @@ class ConsumerStep(bootsteps.StartStopStep):
                     slot.signal(signal.SIGTERM)
 
         bucket_for_task = c.bucket_for_task
-        # A message by name becomes a job at once; the claim knows the rate of all workers.
-        c.bucket_for_task = lambda task: None if getattr(task, "claim_limit", None) else bucket_for_task(task)
+        # A message by name becomes a job at once; a rate of its runs is none of what the broker delivers.
+        c.bucket_for_task = lambda task: None if is_ours(task) else bucket_for_task(task)
         c.reset_rate_limits()
         if threading.current_thread() is threading.main_thread():
             signal.signal(REPLACE, partial(_replace_in_call, c))

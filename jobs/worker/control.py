@@ -8,8 +8,7 @@ from celery.platforms import signals as signal_numbers
 from celery.utils.functional import maybe_list
 from celery.worker import control
 
-from jobs.conf import is_ours
-from jobs.conf.rates import limit_of
+from jobs import extensions
 from jobs.lifecycle.worker_state import Occupied, worker_state
 from jobs.models.values import parse_uuid
 from jobs.worker.watchdog import supervisor
@@ -58,19 +57,6 @@ def _revoke_stamped(
     return stock(state, headers, terminate, signal, **kwargs)
 
 
-def _rate_limit(stock: Any, state: Any, task_name: str, rate_limit: Any, **kwargs: Any) -> Any:
-    """Of a task of ours it is set for all workers, by one row, and stays set over restarts."""
-    task = state.app.tasks.get(task_name)
-    if not is_ours(task):
-        return stock(state, task_name, rate_limit, **kwargs)
-    try:
-        limit_of(rate=rate_limit)
-    except ValueError as exc:
-        return {"error": str(exc)}
-    supervisor.set_rate(task_name, str(rate_limit))
-    return {"ok": "new rate limit set successfully"}
-
-
 def install() -> None:
     """In a worker: teach its remote control. Each command gets the one of Celery that it replaces."""
     ours: dict[str, Callable[..., Any]] = {
@@ -78,7 +64,7 @@ def install() -> None:
         "query_task": _query_task,
         "revoke": _revoke,
         "revoke_by_stamped_headers": _revoke_stamped,
-        "rate_limit": _rate_limit,
+        **extensions.merged("controls"),
     }
     for name, command in ours.items():
         if not isinstance(stock := control.Panel.data[name], partial):

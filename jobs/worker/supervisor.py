@@ -22,6 +22,7 @@ from typing import Any
 
 from django.db import DataError, Error, connections
 from django.db.models.functions import Coalesce, Now
+from django.utils.module_loading import import_string
 
 from jobs import __version__, checks, doors, extensions
 from jobs.conf import conf
@@ -75,7 +76,7 @@ class Process:
         self._unread = b""
         #: Of each slot: what its body said last.
         self._heard: dict[int, int] = {}
-        #: What to cancel, by id or by stamps, and the signal that ends its process; or the rate of a task.
+        #: What to cancel, by id or by stamps, and the signal that ends its process; or what to call, and with what.
         self._revoked: SimpleQueue[tuple[str | dict[str, list[Any]] | list[str], int | None]] = SimpleQueue()
         self._is_prefork = node["pool"] == "prefork"
         #: The pool's processes. Of one that is dead: when its parent is told.
@@ -330,8 +331,7 @@ class Process:
             what, number = self._revoked.get()
             try:
                 if isinstance(what, list):
-                    for set_rate in extensions.through("set_rate"):
-                        set_rate(*what)
+                    import_string(what[0])(*what[1:])
                     continue
                 for alias in conf().DATABASES:
                     for key in transitions.stamped(alias, what) if isinstance(what, dict) else [uuid.UUID(what)]:

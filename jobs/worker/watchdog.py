@@ -12,6 +12,7 @@ import select
 import signal
 import time
 import uuid
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -94,9 +95,9 @@ class Supervisor:
         """
         self._tell([what, number])
 
-    def set_rate(self, task: str, rate: str) -> None:
-        """Have the rate of a task set by hand. It never blocks, and never raises."""
-        self._tell([[task, rate], None])
+    def do(self, function: Callable[..., Any], *given: str) -> None:
+        """Have a function of a module called in the supervisor, which may ask databases. As :meth:`revoke`."""
+        self._tell([[f"{function.__module__}.{function.__qualname__}", *given], None])
 
     def _tell(self, note: list[Any]) -> None:
         if self._pipe >= 0:

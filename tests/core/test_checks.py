@@ -374,6 +374,18 @@ def test_options_that_nobody_knows(settings, given, text):
     assert ids(checks.for_worker(worker())) == ["jobs.E001"]
 
 
+def test_an_option_of_a_queue_that_no_extension_reads_is_refused(settings, monkeypatch):
+    """Or a limit would hold nothing, and say nothing."""
+    monkeypatch.setattr(extensions, "through", lambda door: ())
+    settings.JOBS = {"QUEUES": {"mail": {"concurrency": 3}}}
+    [problem] = problems()
+    assert problem == (
+        "JOBS['QUEUES']['mail'] has no option 'concurrency'. Nothing that is installed reads one: leave it out."
+    )
+    settings.JOBS = {"QUEUES": {"mail": {}}}
+    assert (problems(), [*conf().QUEUES]) == ([], ["mail"])
+
+
 @pytest.mark.parametrize(
     ("given", "text"),
     [

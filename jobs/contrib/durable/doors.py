@@ -11,6 +11,14 @@ from jobs.doors import Extension
 
 
 class Durable(Extension):
+    """Options of a task that come on top:
+
+    durable (bool, default False):
+        The body goes on where it stopped: ``self.step()``, ``self.sleep()``, ``self.wait_for()``, ``self.gather()``.
+    deadline (timedelta, or seconds):
+        Of a durable task: it is cancelled if it has not ended so long after its call.
+    """
+
     options = {
         "durable": ("True or False", (bool,)),
         "deadline": ("a timedelta, or a number of seconds", (datetime.timedelta, int, float)),
@@ -20,6 +28,7 @@ class Durable(Extension):
     }
 
     def declared(self, task: Any) -> None:
+        task.durable, task.deadline = getattr(task, "durable", False), getattr(task, "deadline", None)
         if not task.durable:
             if task.deadline is not None:
                 raise ValueError("deadline= is of durable tasks: add durable=True, or use expires= in the call")

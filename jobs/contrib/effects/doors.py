@@ -8,16 +8,25 @@ from typing import Any
 
 from jobs.doors import Extension
 
+POLICY = "'retry', 'park' or a callable that asks the provider"
+
 
 class Effects(Extension):
-    def declared(self, task: type[Any]) -> None:
+    """Options of a task that come on top:
+
+    on_ambiguous (``"retry"``, ``"park"`` or a callable, default ``"retry"``):
+        What becomes of an external call of which nobody knows whether it happened: see :func:`jobs.effect`.
+    """
+
+    options = {"on_ambiguous": (POLICY, (object,))}
+
+    def declared(self, task: Any) -> None:
         # Celery has made an attribute of it: a callable would be a method, which takes the task first.
-        policy = inspect.getattr_static(task, "on_ambiguous")
+        policy = inspect.getattr_static(task, "on_ambiguous", "retry")
         policy = getattr(policy, "__func__", policy)
-        if callable(policy):
-            task.on_ambiguous = staticmethod(policy)
-        elif policy not in ("retry", "park"):
-            raise ValueError(f"on_ambiguous={policy!r} must be 'retry', 'park' or a callable that asks the provider")
+        if not callable(policy) and policy not in ("retry", "park"):
+            raise ValueError(f"on_ambiguous={policy!r} must be {POLICY}")
+        task.on_ambiguous = staticmethod(policy) if callable(policy) else policy
 
     def reasons(self, view: Any) -> Iterator[Any]:
         from jobs.contrib.effects import rows

@@ -13,10 +13,10 @@ from django.utils.translation import gettext_lazy as _
 from jobs.admin.base import ReadOnlyAdmin, may, page, why_of
 from jobs.admin.html import time_column, url_of
 from jobs.conf import loaded_app
-from jobs.conf.rates import MOST, limit_of
 from jobs.contrib.limits import limits
 from jobs.contrib.limits.limits import name_of
 from jobs.contrib.limits.models import Limit
+from jobs.contrib.limits.rates import MOST, limit_of
 from jobs.contrib.limits.usage import usage, waiting
 from jobs.inspection.counts import ready
 from jobs.inspection.times import duration

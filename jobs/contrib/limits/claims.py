@@ -26,11 +26,11 @@ from django.db.models import Min, Q, QuerySet
 from jobs import store
 from jobs.conf import celery_app
 from jobs.conf.logs import logger
-from jobs.conf.rates import Limit
 from jobs.contrib.limits import limits
 from jobs.contrib.limits import store as limited
 from jobs.contrib.limits.limits import Limits, name_of
 from jobs.contrib.limits.models import RateLimiter
+from jobs.contrib.limits.rates import Limit
 from jobs.lifecycle import claims
 from jobs.lifecycle.wakeups import wakeup
 from jobs.lifecycle.worker_state import worker_state
@@ -238,17 +238,6 @@ def _rows(jobs: QuerySet[Job]) -> QuerySet[Job, Any]:
     return jobs.values_list("pk", "task", "limit_key", *ORDER, named=True)
 
 
-def next_at(limiter: RateLimiter, limit: Limit, now: float) -> float:
-    """From when on the next start is counted, in the database's time.
-
-    The limiter may stem from a slower rate: then its last start counts, and the pause of the rate that holds now. Or
-    the database's clock was put back since.
-    """
-    if limiter.last_at > now + 1:
-        return now
-    return float(min(limiter.next_at, min(limiter.last_at, now) + limit.burst * limit.pause))
-
-
 def running_in(using: str, keys: Iterable[str]) -> dict[str, set[int]]:
     """The slots that are taken, of each limit."""
     found: dict[str, set[int]] = defaultdict(set)
@@ -264,20 +253,15 @@ def _sort(using: str, queue: str, rows: Sequence[Any], size: int, known: Limits,
     Parameters:
         is_exact: False leaves out whether others of their line are held before them.
     """
-    found, own = Found(), known.queues.get(queue, Limit())
+    found, own, of_queue = Found(), known.queues.get(queue, Limit()), name_of(queue)
     keys = {row.limit_key for row in rows if row.limit_key is not None and row.task in known.tasks}
     now, taken = databases.epoch(using), running_in(using, keys)
-    limiters = {
-        limiter.pk: limiter for limiter in RateLimiter.objects.using(using).filter(pk__in=[*keys, name_of(queue)])
-    }
-    of_keys = {row.limit_key: known.tasks[row.task] for row in rows if row.task in known.tasks} | {name_of(queue): own}
-    base = {key: max(next_at(limiter, of_keys[key], now), now) for key, limiter in limiters.items()}
+    limiters = RateLimiter.objects.using(using).in_bulk([*keys, of_queue])
     held_at = [key for key, limiter in limiters.items() if limiter.look_at is not None and is_exact]
     first_held = _first_held(using, queue, held_at)
     free = _free_slots(using, queue, own)
-    most = _permitted(own, base.get(name_of(queue), now) - now) if own.pause else size
-    if most < 1:
-        found.wait(base[name_of(queue)] - now - (own.burst - 1) * own.pause)
+    if (most := own.permits(limiters.get(of_queue), now)) < 1:
+        found.wait(own.opens_in(limiters.get(of_queue), now))
     # Else nothing of the queue runs, and nothing is in anybody's way.
     is_open = most >= 1 and free != []
     shut: set[str] = set()
@@ -292,17 +276,17 @@ def _sort(using: str, queue: str, rows: Sequence[Any], size: int, known: Limits,
                 continue
             slot = next((n for n in range(limit.slots or 0) if n not in taken[key]), None)
             is_full = limit.slots is not None and (slot is None or len(taken[key]) >= limit.slots)
-            opens = base.get(key, now) - now - (limit.burst - 1) * limit.pause if limit.pause else 0.0
+            opens_in = limit.opens_in(limiters.get(key), now)
             held = first_held.get(key)
             if key in taken_now:
                 continue
-            if key in shut or is_full or opens > 0 or (held is not None and held < POSITION(row)):
+            if key in shut or is_full or opens_in or (held is not None and held < POSITION(row)):
                 # Nor any behind it: they keep their order.
                 shut.add(key)
                 if is_open:
                     found.blocked.append(row)
-                if opens > 0 and not is_full:
-                    found.wait(opens)
+                if opens_in and not is_full:
+                    found.wait(opens_in)
                 continue
         is_paced = limit is not None and bool(limit.pause)
         is_behind = found.picked and (is_paced or alone)
@@ -313,18 +297,11 @@ def _sort(using: str, queue: str, rows: Sequence[Any], size: int, known: Limits,
         if limit is not None:
             taken_now.add(row.limit_key)
         found.picked.append((row, slot, free.pop(0) if free is not None else None))
-    if alone is not None:
-        step = known.tasks[found.picked[0][0].task].pause
-        found.limiters[alone] = base.get(alone, now), base.get(alone, now) + step
-    if own.pause and found.picked:
-        since = base.get(name_of(queue), now)
-        found.limiters[name_of(queue)] = since, since + len(found.picked) * own.pause
+    begun = {alone: known.tasks[found.picked[0][0].task]} if alone is not None else {}
+    for key, limit in (begun | ({of_queue: own} if own.pause and found.picked else {})).items():
+        since = limit.since(limiters.get(key), now)
+        found.limiters[key] = since, since + len(found.picked) * limit.pause
     return found
-
-
-def _permitted(limit: Limit, ahead: float) -> int:
-    """How many may start now, if the next start is counted from so many seconds on."""
-    return int((limit.burst * limit.pause - ahead) // limit.pause)
 
 
 def _free_slots(using: str, queue: str, own: Limit) -> list[int] | None:
@@ -383,13 +360,13 @@ def _let_in(using: str, limiter: RateLimiter, known: Limits) -> int:
     if limit is not None and limit.slots is not None:
         most = limit.slots - len(running_in(using, [limiter.pk])[limiter.pk])
     if limit is not None and limit.pause:
-        opens_in = next_at(limiter, limit, now) - now - (limit.burst - 1) * limit.pause
+        opens_in = limit.opens_in(limiter, now)
         closed = RateLimiter.objects.using(using).filter(look_at__isnull=False)[: LET_IN + 1].count()
         ahead = min(LET_IN // max(1, closed), int(AHEAD / limit.pause))
         soon = (limit.burst if opens_in <= 0 else 0) + (ahead if opens_in < AHEAD else 0)
         most = min(most, soon)
         # When half of those that may be let in ahead have begun.
-        used_up = max(0.0, opens_in) + soon * limit.pause
+        used_up = opens_in + soon * limit.pause
         look_at = now + min(max(SHORTEST_LOOK, used_up - ahead * limit.pause / 2), LONGEST_LOOK)
     done = 0
     while first is not None and most > 0:

@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
-from jobs.conf.rates import RATE, limit_of
+from jobs.contrib.limits.rates import RATE, limit_of
 from jobs.doors import Extension
+from jobs.idempotency.keys import template_of
 from jobs.inspection.problems import Kind, Link
 
 
-def _place(_about: Any) -> Link:
-    return Link(_("Show them"), "limit_changelist")
+def _kind(many: Any) -> Kind:
+    return Kind(
+        severity="info", many=many, is_fault=False, place=lambda _about: Link(_("Show them"), "limit_changelist")
+    )
 
 
 class Limits(Extension):
+    """Options of a task that come on top:
+
+    concurrency (int):
+        At most so many jobs of the task run at once, over all workers. Others wait, and use no process.
+    rate (``"10/s"``, ``"100/m"``, ``"5000/h"``):
+        At most so many start in that time, over all workers, in even steps. Celery's ``rate_limit`` means the same.
+    limit_key (template or callable):
+        ``concurrency`` and ``rate`` hold for each key on its own: ``"{customer_id}"``.
+    """
+
     options = {
         "concurrency": ("a whole number", (int,)),
         "rate": (RATE, (str, int, float)),
+        "limit_key": ("a template such as '{customer_id}', or a callable", (str, Callable)),
     }
+    queue_options = staticmethod(limit_of)
 
     @property
     def looks(self) -> Mapping[str, str]:  # type: ignore[override]
@@ -31,25 +45,20 @@ class Limits(Extension):
         return LOOKS
 
     kinds = {
-        "limited": Kind(
-            severity="info",
-            many=ngettext_lazy("%(number)s limit is reached", "%(number)s limits are reached", "number"),
-            is_fault=False,
-            place=_place,
-        ),
-        "rated": Kind(
-            severity="info",
-            many=ngettext_lazy("%(number)s rate is reached", "%(number)s rates are reached", "number"),
-            is_fault=False,
-            place=_place,
-        ),
+        "limited": _kind(ngettext_lazy("%(number)s limit is reached", "%(number)s limits are reached", "number")),
+        "rated": _kind(ngettext_lazy("%(number)s rate is reached", "%(number)s rates are reached", "number")),
     }
 
     def declared(self, task: Any) -> None:
-        rate = None if task._get_app().conf.worker_disable_rate_limits else task.rate_limit
-        task.claim_limit = limit_of(task.concurrency, rate if task.rate is None else task.rate)
-        if task.claim_limit is None and inspect.getattr_static(task, "limit_key") is not None:
+        concurrency, rate = getattr(task, "concurrency", None), getattr(task, "rate", None)
+        if rate is None and not task._get_app().conf.worker_disable_rate_limits:
+            rate = task.rate_limit
+        task.claim_limit = limit_of(concurrency, rate)
+        if getattr(task, "limit_key", None) is None:
+            return
+        if task.claim_limit is None:
             raise ValueError("limit_key= needs concurrency= or rate=, which it is the key of")
+        task.key_templates["limit_key"] = template_of(task, "limit_key")
 
     def called(self, task: Any) -> Any:
         if task.claim_limit is None:
@@ -73,12 +82,11 @@ class Limits(Extension):
 
         ticked(answers)
 
-    def set_rate(self, task: str, rate: str) -> None:
-        from jobs.contrib.limits import limits
+    @property
+    def controls(self) -> Mapping[str, Callable[..., Any]]:  # type: ignore[override]
+        from jobs.contrib.limits.control import rate_limit
 
-        # What was set by hand otherwise, its concurrency, stays.
-        concurrency, _ = limits.read().get(task, (None, None))
-        limits.set_by_hand(task, concurrency, rate, "celery control rate_limit")
+        return {"rate_limit": rate_limit}
 
     def prune(self, using: str, budget: float) -> None:
         from jobs.contrib.limits.claims import prune_rate_limiters

@@ -10,8 +10,8 @@ from django.db.models.functions import Now
 
 from jobs.conf import conf, is_ours
 from jobs.conf.logs import logger
-from jobs.conf.rates import Limit, limit_of
 from jobs.contrib.limits.models import Limit as Row
+from jobs.contrib.limits.rates import Limit, limit_of
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job
 from jobs.models.values import named, scrub

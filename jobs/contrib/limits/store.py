@@ -7,8 +7,8 @@ from functools import lru_cache
 from typing import Any
 
 from jobs import store
-from jobs.conf.rates import Limit
 from jobs.contrib.limits.limits import Limits, name_of
+from jobs.contrib.limits.rates import Limit
 from jobs.models import Job
 from jobs.models.columns import BY_ORDER, ORDER, Part, named
 from jobs.store.base import Claim
@@ -91,7 +91,7 @@ RETURNING {columns}
 #: From the row on that was the first at the last look: the index entries of those before it may still be there.
 _START = f"AND {AT} >= {HERE}"
 
-#: From when on the next start is counted, as :func:`next_at`.
+#: From when on the next start is counted, as ``Limit.since``.
 _NEXT = """CASE WHEN last_at > {now} + 1 THEN {now}
     ELSE least(next_at, least(last_at, {now}) + {burst} * {pause}) END"""
 

@@ -8,11 +8,10 @@ from django.db.models import Count, Q, QuerySet
 from django.utils.translation import gettext
 
 from jobs.conf import conf, loaded_app
-from jobs.conf.rates import Limit
 from jobs.contrib.limits import limits
-from jobs.contrib.limits.claims import next_at
 from jobs.contrib.limits.limits import Limits, name_of
 from jobs.contrib.limits.models import RateLimiter
+from jobs.contrib.limits.rates import Limit
 from jobs.inspection.counts import MOST, at_least
 from jobs.inspection.problems import Problem
 from jobs.inspection.times import duration
@@ -25,13 +24,6 @@ SHOWN = 5  #: So many of the jobs that have a limit's slots are named.
 
 def in_force() -> Limits:
     return limits.in_force(loaded_app(), limits.read())
-
-
-def _opens_in(limiter: RateLimiter | None, limit: Limit, now: float) -> float:
-    """Seconds until the rate lets the next job start; 0: it does."""
-    if limiter is None or not limit.pause:
-        return 0.0
-    return max(0.0, next_at(limiter, limit, now) - now - (limit.burst - 1) * limit.pause)
 
 
 def keeps(job: Job, known: Limits) -> dict[str, Any] | None:
@@ -51,7 +43,7 @@ def keeps(job: Job, known: Limits) -> dict[str, Any] | None:
             runs = placed_now.order_by("started_at").values_list("pk", flat=True)[:SHOWN]
             return {"kind": "concurrency", "of": name, "limit": limit.slots, "jobs": [str(each) for each in runs]}
         state = RateLimiter.objects.using(using).filter(pk=limiter).first() if limit.pause else None
-        if state is not None and (seconds := _opens_in(state, limit, databases.epoch(using))):
+        if state is not None and (seconds := limit.opens_in(state, databases.epoch(using))):
             return {"kind": "rate", "of": name, "limit": limit.rate, "seconds": seconds}
     return None
 
@@ -95,12 +87,12 @@ def _note_use(using: str, of: Mapping[str, Limit], found: dict[str, dict[str, An
     for task, queue, key, of_task, of_queue in counts:
         used[task][str(key)] += of_task
         used[name_of(queue)][queue] += of_queue
-    limiters = {limiter.pk: limiter for limiter in RateLimiter.objects.using(using).filter(pk__in=[*of])}
+    limiters = RateLimiter.objects.using(using).in_bulk([*of])
     now = databases.epoch(using) if limiters else 0.0
     for name, limit in of.items():
         row, slots = found[name], used[name]
         row["running"] += slots.total()
-        seconds = _opens_in(limiters.get(name), limit, now)
+        seconds = limit.opens_in(limiters.get(name), now)
         full = [key for key, count in slots.items() if limit.slots is not None and count >= limit.slots]
         if full or seconds:
             in_line = Q(LINED, limit_key__in=[*full, name])

@@ -44,6 +44,14 @@ def run(stopping: Event, attempt: Attempt) -> None:
 
 
 class Schedules(Extension):
+    """Options of a task that come on top:
+
+    every (seconds, timedelta, or a schedule of Celery's: ``crontab(hour=3, minute=0)``):
+        The workers call the task again and again, without arguments; no ``celery beat`` is needed.
+    catch_up (bool, default True):
+        A tick of the schedule that no worker was there for is made up for once, late. With False it is skipped.
+    """
+
     options = {
         "every": ("seconds, a timedelta, a crontab, or another schedule of Celery's", SCHEDULES),
         "catch_up": ("True or False", (bool,)),

@@ -95,10 +95,9 @@ def test_a_task_that_is_left_to_celery_is_not_asked(declare, settings):
 @pytest.mark.parametrize("name", sorted({*known.OF_A_TASK, *known.OTHERS} - {"name", "abstract", "backend"}))
 def test_each_option_of_celery_and_of_known_packages_may_be_declared(declare, name):
     values = {"autoretry_for": (OSError,), "dont_autoretry_for": (OSError,), "throws": (OSError,), "retry_kwargs": {}}
-    values |= {"unique_until": "finished", "on_ambiguous": "park", "atomic": True, "catch_up": True}
+    values |= {"unique_until": "finished", "atomic": True}
     values |= {"typing": True, "unique": "k", "idempotency_key": "k", "lock": "k", "lock_ttl": 30}
-    values |= {"limit_key": "k"}
-    more = {"unique_for": {"unique": "k"}, "limit_key": {"concurrency": 1}}.get(name, {})
+    more = {"unique_for": {"unique": "k"}}.get(name, {})
     declare(**{name: values.get(name, True if name == "retry_jitter" else 5)}, **more)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import signal
 import time
@@ -12,16 +11,12 @@ import celery
 import pytest
 from celery import shared_task
 from celery.exceptions import SoftTimeLimitExceeded
-from django.core.management import call_command
 
-from jobs.contrib.limits import limits
-from jobs.models import Job
 from tests import tasks
 from tests.faults.worker import Worker
 from tests.helpers import misbehaving
 from tests.helpers.gates import once_only
 from tests.helpers.harness import effects, in_body, wait_ended
-from tests.helpers.rows import let_heartbeat, make, make_node
 from tests.helpers.servers import wait_for
 from tests.models import Effect
 
@@ -144,24 +139,3 @@ def test_a_retry_begins_its_time_anew(tmp_path):
     assert (job.state, job.retries) == ("succeeded", 1)
     assert [error["type"] for error in job.errors] == ["SoftTimeLimitExceeded"]
     assert effects() == {"a": 1}
-
-
-def test_a_project_may_hide_the_key_of_a_limit(settings):
-    limits.set_by_hand(tasks.effect.name, 1, None)
-    node = let_heartbeat(make_node(tasks=[tasks.effect.name]))
-    make("running", node=node, limit_key="Ada of Paris", limit_slot=1)
-    job = make(limit_key="Ada of Paris")
-
-    def said() -> str:
-        out = io.StringIO()
-        call_command("jobs", "why", str(job.pk), stdout=out)
-        call_command("jobs", "why", str(job.pk), "--json", stdout=out)
-        return out.getvalue()
-
-    assert "of Ada of Paris at most 1" in said()
-    settings.JOBS = {**settings.JOBS, "REDACT": "tests.helpers.redactions.hide_errors_and_keys"}
-    assert "Ada of Paris" not in said()
-    assert "of *** at most 1" in said()
-    # The task's name is no key.
-    Job.objects.update(limit_key=tasks.effect.name)
-    assert f"of {tasks.effect.name} at most 1" in said()

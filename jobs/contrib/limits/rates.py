@@ -1,9 +1,13 @@
-"""A limit as people write it: how many jobs run at once, and how many start in a time."""
+"""A limit as people write it: how many jobs run at once, and how many start in a time. When the next one may start."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jobs.contrib.limits.models import RateLimiter
 
 #: Slots that a limit may have.
 MOST = 10_000
@@ -31,6 +35,27 @@ class Limit:
     #: of the rate's time more than its number start, wherever that stretch begins.
     burst: int = 0
     pause: float = 0.0
+
+    def since(self, limiter: RateLimiter | None, now: float) -> float:
+        """From when on the next start is counted, in the database's time.
+
+        The limiter may stem from a slower rate: then its last start counts, and the pause of the rate that holds now.
+        Or the database's clock was put back since.
+        """
+        if limiter is None or limiter.last_at > now + 1:
+            return now
+        return max(now, min(limiter.next_at, min(limiter.last_at, now) + self.burst * self.pause))
+
+    def opens_in(self, limiter: RateLimiter | None, now: float) -> float:
+        """Seconds until the rate lets the next one start; 0: it does now."""
+        return max(0.0, self.since(limiter, now) - now - (self.burst - 1) * self.pause) if self.pause else 0.0
+
+    def permits(self, limiter: RateLimiter | None, now: float) -> float:
+        """How many the rate lets start now."""
+        if not self.pause:
+            return inf
+        ahead = self.since(limiter, now) - now
+        return 0 if self.opens_in(limiter, now) else max(1, (self.burst * self.pause - ahead) // self.pause)
 
 
 def limit_of(concurrency: Any = None, rate: Any = None) -> Limit | None:
