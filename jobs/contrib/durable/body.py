@@ -15,7 +15,6 @@ from django.utils.module_loading import import_string
 
 from jobs.contrib.durable.history import History, history_of
 from jobs.contrib.durable.signals import check_key
-from jobs.contrib.effects.ledger import effect as ledger
 from jobs.errors import LONGEST
 from jobs.lifecycle.transitions import now_plus
 from jobs.models.values import jsonable
@@ -59,6 +58,9 @@ def step(
 
 
 def _through_ledger(self: Any, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    # Both are extensions, and durable tasks do without the ledger until one asks for it.
+    from jobs.contrib.effects.ledger import effect as ledger
+
     with ledger(name, str(self.job.pk)) as call:
         if not call.done:
             if "idempotency_key" in inspect.signature(function).parameters:

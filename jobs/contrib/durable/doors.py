@@ -61,7 +61,7 @@ class Durable(Extension):
         return limit
 
     def completing(self, run: Any) -> Callable[[], None] | None:
-        if run.job.batch_id is None:
+        if getattr(run.job, "batch_id", None) is None:
             return None
         return lambda: _look_for_parent(run.job)
 

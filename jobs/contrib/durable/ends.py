@@ -26,10 +26,10 @@ def after_child(job: Any) -> None:
 def of(job: Any, error: Mapping[str, Any]) -> Callable[[], None] | None:
     """What to write in the transaction that ends a job without success."""
     using = str(job._state.db)
-    steps = Step.objects.using(using).filter(job=job.pk)
+    steps, batch_id = Step.objects.using(using).filter(job=job.pk), getattr(job, "batch_id", None)
     undo = error["type"] in CANCELLED and steps.filter(on_cancel__isnull=False, state=Step.State.DONE).exists()
     waited = list(steps.filter(kind=Step.Kind.WAIT, state=Step.State.WAITING).values_list("key", flat=True))
-    if not undo and not waited and job.batch_id is None:
+    if not undo and not waited and batch_id is None:
         return None
 
     def write() -> None:
@@ -38,7 +38,7 @@ def of(job: Any, error: Mapping[str, Any]) -> Callable[[], None] | None:
         for key in waited:
             # It may have been woken for a signal that it did not take.
             transaction.on_commit(partial(signals.wake_if_there, key, using), using=using, robust=True)
-        if job.batch_id is not None:
+        if batch_id is not None:
             after_child(job)
 
     return write

@@ -32,7 +32,6 @@ from jobs.backend import exception_of
 from jobs.calling.options import says_how_to_retry
 from jobs.conf import conf, is_ours
 from jobs.conf.syncpoints import reach
-from jobs.contrib.batches.batch import batch
 from jobs.contrib.durable import signals
 from jobs.contrib.durable.models import Step
 from jobs.contrib.durable.store import write_done
@@ -399,6 +398,9 @@ class History:
     # Children
 
     def _call(self, row: Any, signatures: Sequence[Any]) -> list[str]:
+        # Durable tasks do without batches until one has children.
+        from jobs.contrib.batches.batch import batch
+
         app = self.run.task.app
         for each in signatures:
             task = app.tasks.get(each.task) if isinstance(each, Signature) else None

@@ -162,7 +162,8 @@ def test_what_goes_with_it(side):
     Marker.objects.create(key="old", kind="task", job=expired.pk, expires_at=timezone.now())
     make_node(dead_at=timezone.now() - timezone.timedelta(days=8))
     node = make_node(dead_at=timezone.now() - timezone.timedelta(days=6))
-    assert Prune(side).run_once() | {"messages": 0} == {"jobs": 2, "markers": 1, "nodes": 1, "messages": 0}
+    # Extensions add theirs.
+    assert Prune(side).run_once().items() >= {"jobs": 2, "markers": 1, "nodes": 1}.items()
     assert Action.objects.get().job == kept.pk
     assert (Job.objects.get(), Node.objects.get(), Marker.objects.count()) == (kept, node, 0)
 
