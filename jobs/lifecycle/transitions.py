@@ -171,7 +171,7 @@ def wait_for_lock(job: Job, key: str, seconds: float, entry: dict[str, Any]) -> 
 def suspend(job: Job, run_at: Any, waits_for: str | None, error: dict[str, Any] | None, expires_at: Any) -> bool:
     """Its body waits for a time or for something to come (:func:`wake`), which counts nowhere."""
     # It has started, so another of its unique key may wait.
-    free = {"unique_key": None} if job.unique_key is not None and job.unique_until == "started" else {}
+    free: dict[str, Any] = {"unique_key": None} if job.unique_key is not None and job.unique_until == "started" else {}
     return _wait(job, run_at, error, waits_for=waits_for, expires_at=expires_at, **free)
 
 

@@ -28,7 +28,7 @@ _TYPES = "uuid, int, bigint, boolean, text, text, json, text, json"
 
 
 def write_done(job: Job, step: Step, has_deadline: bool) -> bool | None:
-    """Insert a step that is done, and commit. False: the fence did not hold; None: the database cannot do it at once."""
+    """Insert a step that is done, and commit. False: the fence did not hold; None: this database takes two steps."""
     at = store.of(str(job._state.db))
     if not at.writes_at_once:
         return None
