@@ -154,7 +154,7 @@ class Extension:
     def parts(self, page: str, request: Any, about: Any) -> Mapping[str, str]:
         """Parts of a page of the admin, as HTML that is safe, by their places.
 
-        ``job``, about a ``View``: ``above`` all, ``reasons``, and ``related`` (a ``<dt>`` with its ``<dd>``).
+        ``job``, about a ``View``: ``above`` all, ``reasons``, ``history``, and ``related`` (``<dt>`` and ``<dd>``).
         ``dashboard``, about what ``status`` found: ``panel``.
         """
         return {}

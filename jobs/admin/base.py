@@ -271,15 +271,16 @@ class ReadOnlyAdmin(admin.ModelAdmin):
 
     def render(self, request: HttpRequest, template: str, title: str, **context: Any) -> TemplateResponse:
         shared = {**self.admin_site.each_context(request), "opts": self.opts, "media": self.media, "title": title}
-        return TemplateResponse(request, self._template(template), {**shared, **context})
+        return TemplateResponse(request, template_of(template, getfile(type(self))), {**shared, **context})
 
-    def _template(self, name: str) -> Any:
-        """The project's or the app's own; else the one beside this class, where Django looks for none."""
-        try:
-            return get_template(f"jobs/admin/{name}")
-        except TemplateDoesNotExist:
-            engine = next(each for each in engines.all() if isinstance(each, DjangoTemplates))
-            return _parsed(engine, Path(getfile(type(self))).parent / "templates" / name)
+
+def template_of(name: str, file: str) -> Any:
+    """The project's or the app's own; else the one in the folder beside the file, where Django looks for none."""
+    try:
+        return get_template(f"jobs/admin/{name}")
+    except TemplateDoesNotExist:
+        engine = next(each for each in engines.all() if isinstance(each, DjangoTemplates))
+        return _parsed(engine, Path(file).parent / "templates" / name)
 
 
 @cache

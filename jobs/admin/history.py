@@ -12,6 +12,7 @@ from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext_lazy as _
 
 from jobs.admin import html
+from jobs.lifecycle.transitions import NEVER
 from jobs.models import Action, Job
 from jobs.operations.actions import OPERATIONS
 
@@ -39,7 +40,9 @@ def of(job: Job) -> dict[str, Any]:
     """The context of the template ``job/history.html``."""
     kept = errors_of(job)
     earlier = kept[:-1] if kept and kept[-1] == job.error else kept
-    known: list[Any] = [(at, label) for name, label in TIMES.items() if (at := getattr(job, name)) is not None]
+    known: list[Any] = [
+        (at, label) for name, label in TIMES.items() if (at := getattr(job, name)) is not None and at < NEVER
+    ]
     times = sorted(known, key=lambda pair: pair[0])
     return {
         # Each with the seconds since the one before.

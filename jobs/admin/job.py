@@ -28,6 +28,7 @@ from jobs.inspection import public
 from jobs.inspection.times import duration
 from jobs.inspection.view import View, look_up
 from jobs.lifecycle.redaction import Shown
+from jobs.lifecycle.transitions import NEVER, due_at
 from jobs.models import WAITING, Job, State
 from jobs.models.fields import created_since
 from jobs.models.values import scrub
@@ -76,6 +77,10 @@ def _badge(job: Any) -> str:
     said = getattr(job, "progress", None)
     bar = "" if said is None else html.progress(said.percent, said)
     return format_html("{} {}", html.state(job.state), bar) if bar else html.state(job.state)
+
+
+def _when(job: Job) -> Any:
+    return due_at(job) if job.state == State.SCHEDULED else job.created_at
 
 
 def _took(job: Job) -> str:
@@ -148,7 +153,7 @@ class JobAdmin(OperableAdmin):
     given = column(_("arguments"), lambda job: format_html("<code>{}</code>", html.arguments(job)))
     attempt = column(_("attempts"), lambda job: job.lease or NOTHING)
     took = column(_("duration"), _took)
-    when = column(_("when"), lambda job: html.ago(job.run_at if job.state == State.SCHEDULED else job.created_at))
+    when = column(_("when"), lambda job: html.ago(_when(job)))
     fault = column(_("error"), _fault)
     arguments = column(_("arguments"), lambda job: html.pretty(Shown(job).args))
     keyword_arguments = column(_("keyword arguments"), lambda job: html.pretty(Shown(job).kwargs))
@@ -240,7 +245,7 @@ class JobAdmin(OperableAdmin):
         elif job.started_at is not None and job.finished_at is not None:
             ran = max(0.0, (job.finished_at - job.started_at).total_seconds())
             yield gettext("ran %(time)s") % {"time": duration(ran)}
-        elif job.state == State.SCHEDULED and not view.is_due:
+        elif job.state == State.SCHEDULED and not view.is_due and job.run_at < NEVER:
             yield gettext("due in %(time)s") % {"time": duration(-view.since(job.run_at))}
         if job.node_id is not None:
             node = view.own_worker

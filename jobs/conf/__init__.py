@@ -119,17 +119,18 @@ class Settings:
 
     #: The dotted path of ``redact(task, name, value)``, which returns what people may see of an argument: in the admin,
     #: by the commands, on pages of progress, in Celery's events and by ``celery inspect``. It also gets ``"result"``,
-    #: ``"cursor"``, the ``"answer"`` of an external call, and the texts of an ``"error"``, a ``"key"`` and a
-    #: ``"progress"``; the values of arguments that it changed are blanked in them before. What else a body writes into
-    #: them is its author's choice. What is stored stays as it is, and so do logs: they have the exceptions as they were
-    #: raised, and filters of their own. An argument that was passed by its place and whose name is not known here comes
-    #: as its number: ``"0"``. None: everything is shown.
+    #: ``"cursor"``, the ``"answer"`` of an external call, the ``"payload"`` of a signal, and the texts of an
+    #: ``"error"``, a ``"key"`` and a ``"progress"``; the values of arguments that it changed are blanked in them
+    #: before. What else a body writes into them is its author's choice. What is stored stays as it is, and so do logs:
+    #: they have the exceptions as they were raised, and filters of their own. An argument that was passed by its place
+    #: and whose name is not known here comes as its number: ``"0"``. None: everything is shown.
     REDACT: str | None = None
     #: What becomes of a mail, an HTTP request, a cache write or a call of a stock task inside of an open transaction,
-    #: which may roll back: ``"raise"`` (in tests), ``"warn"`` (Python's warnings), or None: nothing.
+    #: which may roll back: ``"raise"`` (in tests), ``"warn"`` (Python's warnings), or None: nothing. The same of what a
+    #: durable task does outside of its steps, also a write or a call: that happens again at each wake.
     ISOLATION: str | None = None
-    #: What of that is all right: ``"mail"``, ``"http"``, ``"cache"``, ``"celery"``, or names of tasks in whose bodies
-    #: all of it is; ``"shop.*"`` matches a prefix.
+    #: What of that is all right: ``"mail"``, ``"http"``, ``"cache"``, ``"celery"``; of durable tasks ``"database"`` and
+    #: ``"call"``; or names of tasks in whose bodies all of it is; ``"shop.*"`` matches a prefix.
     ISOLATION_ALLOW: Sequence[str] = ()
     #: Who scrapes ``jobs.urls``' metrics without being logged in says ``Authorization: Bearer`` and this. None: nobody.
     METRICS_TOKEN: str | None = None

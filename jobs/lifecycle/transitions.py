@@ -43,6 +43,11 @@ NEVER = datetime.datetime(9000, 1, 1, tzinfo=datetime.UTC)
 UNEXPIRED_KEY = Case(When(unique_expires_at__lte=Now(), then=None), default=F("unique_key"))
 
 
+def due_at(job: Job) -> datetime.datetime | None:
+    """When a job's time comes, or came; None: it waits for something else."""
+    return None if job.run_at >= NEVER else job.run_at
+
+
 def now_plus(seconds: float) -> Any:
     """An expression: the database's clock, ``seconds`` from now."""
     return Now() + datetime.timedelta(seconds=seconds)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import datetime
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial, wraps
 from typing import Any
 
@@ -13,9 +14,10 @@ from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
-from jobs.contrib.durable.history import History, history_of
+from jobs.contrib.durable.history import History, history_of, is_in_step
 from jobs.contrib.durable.signals import check_key
 from jobs.errors import LONGEST
+from jobs.lifecycle.run import current_run
 from jobs.lifecycle.transitions import now_plus
 from jobs.models.values import jsonable
 
@@ -169,25 +171,22 @@ def wrap(run: Any) -> Any:
     function = getattr(run, "__func__", run)
     is_bound = not isinstance(run, staticmethod)
 
-    @contextmanager
-    def watched(self: Any) -> Iterator[None]:
-        yield
+    @wraps(function)
+    def body(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with _isolated(self):
+            result = function(*([self] if is_bound else []), *args, **kwargs)
         history: History | None = history_of(self)
         if history is not None and history.suspended is not None:
             raise history.suspended
-
-    if iscoroutinefunction(function):
-
-        @wraps(function)
-        async def abody(self: Any, *args: Any, **kwargs: Any) -> Any:
-            with watched(self):
-                return await function(*([self] if is_bound else []), *args, **kwargs)
-
-        return abody
-
-    @wraps(function)
-    def body(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with watched(self):
-            return function(*([self] if is_bound else []), *args, **kwargs)
+        return result
 
     return body
+
+
+def _isolated(task: Any) -> AbstractContextManager[None]:
+    """What is in no step happens again at each wake: ``JOBS["ISOLATION"]`` says when that writes."""
+    isolation, run = sys.modules.get("jobs.contrib.isolation.isolation"), current_run()
+    if isolation is None or run is None or run.task.name != task.name:
+        return nullcontext()
+    found: AbstractContextManager[None] = isolation.repeated(lambda: not is_in_step(run))
+    return found

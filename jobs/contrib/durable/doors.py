@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from typing import Any
 
 from jobs.doors import Extension
@@ -87,6 +88,40 @@ class Durable(Extension):
             from jobs.store import databases
 
             databases.everywhere(signals.look_again, found)
+
+    def disown(self, using: str, is_dry: bool) -> Mapping[str, int]:
+        from jobs.contrib.durable import rows
+
+        # A job of the copy would take what was told to the original.
+        found = rows.unwanted(using)
+        return {"signals": found.count() if is_dry else found.order_by().delete()[0]}
+
+    def waits(self, view: Any) -> Iterable[Any]:
+        from jobs.contrib.durable import rows
+
+        return rows.waits(view)
+
+    def parts(self, page: str, request: Any, about: Any) -> Mapping[str, str]:
+        from jobs.contrib.durable import admin
+
+        return admin.job_page(request, about) if page == "job" else {}
+
+    def metrics(self) -> Iterator[tuple[str, str, list[str], Any]]:
+        from jobs.contrib.durable import rows
+        from jobs.inspection.counts import MOST
+
+        # Both look once.
+        look = cache(rows.suspended)
+        says = f"Durable tasks that wait, {MOST} of each kind are counted; of a signal: the first part of its key."
+        labels = ["kind", "key"]
+        yield "jobs_suspended", says, labels, lambda _: [(each, number) for each, (number, _) in look().items()]
+        says = "For how long the first of them has waited."
+        yield (
+            "jobs_suspended_oldest_seconds",
+            says,
+            labels,
+            lambda _: [(each, age) for each, (n, age) in look().items()],
+        )
 
     def prune(self, using: str, budget: float) -> Mapping[str, int]:
         from jobs.contrib.durable import signals

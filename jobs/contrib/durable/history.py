@@ -51,8 +51,9 @@ DONE, FAILED, WAITING = Step.State.DONE, Step.State.FAILED, Step.State.WAITING
 
 #: So many steps a job may have: each run reads them all.
 MOST = 10_000
-#: What ``Job.waits_for`` begins with while a job waits for its children: before the id of their batch.
-CHILDREN = "gather:"
+#: What ``Job.waits_for`` begins with while a job waits for its children: before the id of their batch. While it sleeps,
+#: and until a step is tried again: before the name of the step, for those who look.
+CHILDREN, SLEEPS, AGAIN = "gather:", "sleep:", "step:"
 #: The lease of a sleep that was cut short by the end of its job: a retry sleeps on.
 INTERRUPTED = 0
 
@@ -71,6 +72,10 @@ def history_of(task: Any) -> History | None:
 
 class _NotOurs(Exception):
     """The fence did not hold."""
+
+
+def is_in_step(run: Run) -> bool:
+    return (found := _histories.get(run)) is not None and found.is_in_step
 
 
 class History:
@@ -124,7 +129,7 @@ class History:
         # A run that begins while its job sleeps was asked for by hand: it goes on.
         if row.pk is None or (row.lease == INTERRUPTED and not self._is_over(row)):
             row.until = row.until or until
-            raise self._suspend(row, f"sleeps: {row.name}", row.until)
+            raise self._suspend(row, f"sleeps: {row.name}", row.until, SLEEPS + row.name)
 
     def wait_for(self, key: str, name: str, until: Any) -> Any:
         row = self._meet(name, WAIT)
@@ -203,15 +208,19 @@ class History:
             )
             exc.ends_job = True  # type: ignore[attr-defined]
             raise exc
-        return Step(job=self.job.pk, name=full, kind=kind)
+        new: Any = Step(job=self.job.pk, name=full, kind=kind)
+        new.began = time.monotonic()
+        return new
 
     def _is_over(self, row: Any) -> bool:
         """Whether the time of a wait is over. Its job came due, also where a test moves the time."""
         return bool(row.until and (row.is_over or self.job.run_at >= row.until))
 
-    def _put(self, row: Step, **values: Any) -> None:
+    def _put(self, row: Any, **values: Any) -> None:
         for name, value in {**values, "lease": self.job.lease}.items():
             setattr(row, name, value)
+        if row.pk is None:
+            row.made_at = now_plus(row.began - time.monotonic())
         row.save(using=self.using)
 
     def _commit(self, row: Any, work: Callable[[], Any], state: str = DONE) -> Any:
@@ -351,7 +360,7 @@ class History:
         if pause is not None:
             text = f"tries the step {row.name!r} again in {pause:.0f} s: {error['type']}: {error['message']}"
             row.until = now_plus(pause)
-            raise self._suspend(row, text, now_plus(pause), error=error)
+            raise self._suspend(row, text, now_plus(pause), AGAIN + row.name, error=error)
         self._fail(row, error)
         _end_job(exc)
 

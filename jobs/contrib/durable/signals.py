@@ -15,12 +15,13 @@ from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.db import connections, transaction
-from django.db.models import Exists, OuterRef, Value
+from django.db.models import Exists, OuterRef, QuerySet, Value
 from django.db.models.functions import Concat
 
 from jobs.conf import conf
 from jobs.conf.syncpoints import reach
 from jobs.contrib.durable.models import NOT_LOOKED, Signal
+from jobs.inspection.counts import MOST
 from jobs.lifecycle import transitions
 from jobs.lifecycle.transitions import now_plus
 from jobs.models import AWAITING, Job
@@ -84,9 +85,16 @@ def _what_is_waited_for(using: str) -> str:
 
 def waited_for(using: str) -> list[str]:
     """The keys that jobs wait for."""
-    # From "signal:" to the text that comes after all that begin with it: a stretch of the index.
-    rows = Job.objects.using(using).filter(AWAITING, waits_for__gte=SIGNAL, waits_for__lt=f"{SIGNAL[:-1]};")
-    return [str(key).removeprefix(SIGNAL) for key in rows.values_list("waits_for", flat=True)]
+    rows = waiting(SIGNAL, using).values_list("waits_for", flat=True)[:MOST]
+    return [str(key).removeprefix(SIGNAL) for key in rows]
+
+
+def waiting(kind: str, using: str) -> QuerySet[Job]:
+    """The jobs of which ``waits_for`` begins with this, by its index."""
+    # Up to the word that comes next by its last letter: where the database sorts by a language, ":" counts little.
+    end = kind[:-2] + chr(ord(kind[-2]) + 1)
+    rows = Job.objects.using(using).filter(AWAITING, waits_for__gte=kind, waits_for__lt=end)
+    return rows.order_by("waits_for", "id")
 
 
 def _look(key: str, using: str) -> None:

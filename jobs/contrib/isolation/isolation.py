@@ -3,18 +3,21 @@
 A mail, an HTTP request and a message to a stock task leave although the transaction rolls back, and a cache tells
 others what is not committed; meanwhile the transaction holds its locks. The transaction of Django's ``TestCase`` is
 none of these.
+
+The body of a durable task is watched in another way: what is in none of its steps happens again at each wake.
 """
 
 from __future__ import annotations
 
 import http.client
+import re
 import smtplib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from fnmatch import fnmatchcase
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 from celery import Celery
@@ -26,6 +29,7 @@ from django.db import connections
 from jobs.conf import conf
 from jobs.errors import NotIsolated, NotIsolatedWarning
 from jobs.lifecycle.run import current_job
+from jobs.models import tables
 from jobs.store import databases
 
 #: For each kind: what is wrong with it in a transaction, and the cure outside of a job, and in a body.
@@ -52,11 +56,22 @@ TEXTS = {
     ),
 }
 
+#: What stands for both cures in a step of a durable task, and in its body outside of steps.
+IN_STEP = "make it a step of its own, with effect=True"
+OUTSIDE = "do it in a step: self.step(name, function, ...), with effect=True if it leaves the database"
+
+#: A statement that writes, and its table; and what a new row of some of our tables is.
+WRITE = re.compile(r"""\s*(INSERT|REPLACE|UPDATE|DELETE)\b(?: IGNORE)?(?: INTO| FROM)?\s+["`]?(\w+)""", re.I)
+CALLS = {"jobs_job": "the call of a task", "jobs_signal": "a signal", "jobs_event": "an event"}
+
 #: The methods of a cache that write.
 WRITES = ("set", "add", "incr", "delete", "touch", "set_many", "delete_many", "clear")
 
 #: The mode and what is allowed, as the innermost block around says it; None without a block.
 _around: ContextVar[tuple[str | None, tuple[str, ...]] | None] = ContextVar("jobs.isolation", default=None)
+
+#: In the body of a durable task: says whether it is outside of its steps.
+_outside: ContextVar[Callable[[], bool] | None] = ContextVar("jobs.isolation.outside", default=None)
 
 
 @contextmanager
@@ -65,7 +80,8 @@ def isolation(mode: str | None = "raise", allow: Sequence[str] = ()) -> Iterator
 
     Parameters:
         mode: ``"raise"``, ``"warn"``, or None: the block may do what it likes.
-        allow: kinds (``"mail"``, ``"http"``, ``"cache"``, ``"celery"``), and names or patterns of tasks.
+        allow: kinds (``"mail"``, ``"http"``, ``"cache"``, ``"celery"``; outside of the steps of a durable task also
+            ``"database"`` and ``"call"``), and names or patterns of tasks.
 
     Raises (where it happens):
         jobs.errors.NotIsolated: says what happened, and the cure.
@@ -82,25 +98,68 @@ def isolation(mode: str | None = "raise", allow: Sequence[str] = ()) -> Iterator
 
 def check(kind: str, what: str) -> None:
     """Called where it is about to happen."""
-    mode, allow = _around.get() or (conf().ISOLATION, conf().ISOLATION_ALLOW)
+    mode, allow = _mode()
     if mode is None or kind in allow:
         return
+    outside = _outside.get()
+    is_outside = outside is not None and outside()
     open_ones = [each.alias for each in connections.all(initialized_only=True) if databases.in_transaction(each.alias)]
-    if not open_ones:
+    if not open_ones and not is_outside:
         return
     job = current_job()
     if job is not None and any(fnmatchcase(job.task, pattern) for pattern in allow):
         return
-    wrong, cure, cure_of_body = TEXTS[kind]
+    if is_outside:
+        where, wrong, cure = "outside of the steps of a durable task", "happens again at each wake", OUTSIDE
+    else:
+        where = f"inside of a transaction of the database {open_ones[0]!r}"
+        wrong, cure, cure_of_body = TEXTS[kind]
+        if job is not None:
+            cure = cure_of_body if outside is None else IN_STEP
     names = [kind, *([job.task] if job else [])]
     text = (
-        f"{what} inside of a transaction of the database {open_ones[0]!r}: it {wrong}. Cure: "
-        f"{cure_of_body if job else cure}. If it is all right, add {' or '.join(map(repr, names))} to "
+        f"{what} {where}: it {wrong}. Cure: {cure}. If it is all right, add {' or '.join(map(repr, names))} to "
         "JOBS['ISOLATION_ALLOW']"
     )
     if mode == "raise":
         raise NotIsolated(text)
     warnings.warn(text, NotIsolatedWarning, stacklevel=3)
+
+
+def _mode() -> tuple[str | None, Sequence[str]]:
+    return _around.get() or (conf().ISOLATION, conf().ISOLATION_ALLOW)
+
+
+@contextmanager
+def repeated(outside: Callable[[], bool]) -> Iterator[None]:
+    """Watch the body of a durable task, also for what it writes and calls outside of its steps."""
+    if _mode()[0] is None:
+        yield
+        return
+    with ExitStack() as watched:
+        for connection in connections.all(initialized_only=True):
+            watched.enter_context(connection.execute_wrapper(_watch_writes))
+        before = _outside.set(outside)
+        try:
+            yield
+        finally:
+            _outside.reset(before)
+
+
+def _watch_writes(execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: Any) -> Any:
+    outside = _outside.get()
+    if outside is not None and outside() and (found := WRITE.match(str(sql))):
+        verb, table = found[1].upper(), found[2]
+        if table not in _ours():
+            check("database", f"{verb} of the table {table}")
+        elif verb == "INSERT" and table in CALLS:
+            check("call", CALLS[table])
+    return execute(sql, params, many, context)
+
+
+@cache
+def _ours() -> frozenset[str]:
+    return frozenset(model._meta.db_table for model in tables())
 
 
 def places() -> Iterator[tuple[type, str, str, Callable[..., str]]]:

@@ -11,6 +11,7 @@ from django.core.management.base import CommandError
 from jobs.conf import conf
 from jobs.inspection import public
 from jobs.lifecycle.redaction import Shown, veil
+from jobs.lifecycle.transitions import due_at
 from jobs.management.console.base import ID, LIMIT, JobsCommand, local, option, subcommand
 from jobs.management.console.change import WHICH, key_of, which
 from jobs.models import ENDED, Action, Job, Node
@@ -69,6 +70,7 @@ def show(out: JobsCommand, args: Namespace) -> None:
     if job.node_id and (node := Node.objects.using(using).filter(pk=job.node_id).first()) is not None:
         found["node"] = str(node)
     out.say_json(found)
+    found["run_at"] = due_at(job)
     errors, last, found["progress"] = found.pop("errors"), found.pop("error"), said
     if last is not None and last not in errors[-1:]:
         errors = [*errors, last]

@@ -121,3 +121,7 @@ def ten_steps(self, key: str):
     for number in range(10):
         self.step(f"step {number}", leave, f"{key}:{number}")
         time.sleep(0.02)
+
+
+def nap(seconds: float) -> None:
+    time.sleep(seconds)

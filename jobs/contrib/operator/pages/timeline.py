@@ -8,12 +8,14 @@ from django.utils.translation import gettext
 
 from jobs.admin.history import errors_of, when
 from jobs.inspection.times import duration
+from jobs.lifecycle.transitions import due_at
 from jobs.models import Job
 
 
 def of(job: Job) -> dict[str, Any]:
     """Bars and marks, in percent of the time from the job's beginning to its end."""
-    end = job.finished_at or max(timezone.now(), job.run_at)
+    now = timezone.now()
+    end = job.finished_at or max(now, due_at(job) or now)
     failures = {at: entry for entry in errors_of(job) if (at := when(entry)) is not None}
     begin = min([job.created_at, *failures])
     whole = max(0.001, (end - begin).total_seconds())

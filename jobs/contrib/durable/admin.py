@@ -1,0 +1,127 @@
+"""The steps of a job on its page, with the form that sends what it waits for; and the signals."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import uuid
+from collections.abc import Iterable
+from typing import Any
+
+from django.contrib import admin, messages
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.db import transaction
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.shortcuts import get_object_or_404
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+from jobs.admin import html
+from jobs.admin.base import ReadOnlyAdmin, may, page, template_of, whether
+from jobs.admin.html import column, time_column, url_of
+from jobs.admin.idempotency import by_key
+from jobs.contrib.durable import rows as rows_of
+from jobs.contrib.durable.models import Signal, Step
+from jobs.contrib.durable.signals import SIGNAL, signal
+from jobs.inspection.times import duration
+from jobs.inspection.view import SHOWN, View
+from jobs.lifecycle import transitions
+from jobs.lifecycle.redaction import Shown
+from jobs.models import Job
+from jobs.models.values import parsed
+
+#: So many steps a page shows, the last ones; a value of more characters is folded.
+LAST, SHORT = 50, 60
+
+#: The looks of a step by its state: a badge, and a bar.
+LOOKS = {"done": "succeeded", "over": "succeeded", "failed": "failed", "waiting": "scheduled"}
+
+
+@admin.register(Signal)
+class SignalAdmin(ReadOnlyAdmin):
+    list_display = ("key", "shown_payload", "sent", "taker")
+    list_filter = (("taken_by", whether(_("taken"), _("nobody took it"), _("taken"))),)
+    lookups = frozenset({"taken_by__isempty"})
+    search_fields = ("key",)
+    search_help_text = _("The beginning of a key.")
+    fields = ("key", "shown_payload", "sent", "linked_taker")
+
+    shown_payload = column(_("payload"), lambda row: html.pretty(row.payload))
+    sent = time_column(_("sent at"), "made_at")
+    taker = column(_("taken by"), lambda row: html.short_link(row.taken_by))
+    linked_taker = column(_("taken by"), lambda row: html.link_to(row, row.taken_by))
+
+    def look_at(self, rows: Iterable[Any]) -> None:
+        rows_of.veil(rows)
+
+    def search(self, rows: QuerySet[Any], term: str) -> QuerySet[Any]:
+        return by_key(rows, term)
+
+    @page("<uuid:key>/send/", "signal_send", "send_signal")
+    def send(self, request: HttpRequest, key: uuid.UUID) -> HttpResponse:
+        """Send the signal that a job waits for, and go back to its page."""
+        job = get_object_or_404(Job.objects.using(self.get_queryset(request).db), pk=key)
+        back = HttpResponseRedirect(url_of("job_change", key))
+        if (waited := rows_of.key_of(job)) is None:
+            messages.warning(request, gettext("It waits for no signal any more, and nothing was sent."))
+            return back
+        using, text = str(job._state.db), request.POST.get("payload", "").strip()
+        first = transitions.awaiting(SIGNAL + waited, using).order_by("waits_for", "pk").first()
+        user: Any = request.user.pk
+        try:
+            payload = parsed(text) if text else True
+            with transaction.atomic(using=using):
+                # For the log: all that is stored is English. What was sent the list of the signals shows.
+                said = f"Sent the signal {Shown(job).text('key', waited)}"
+                LogEntry.objects.log_actions(user, [job], CHANGE, change_message=said, single_object=True)
+                signal(waited, payload, using)
+        except (TypeError, ValueError) as exc:
+            messages.error(request, gettext("The payload cannot be kept as JSON, and nothing was sent: %s") % exc)
+        else:
+            if first is not None and first.pk != job.pk:
+                says = gettext("Sent. The job %s takes it, which is older and waits for the same.")
+                messages.warning(request, says % first.pk)
+            else:
+                messages.success(request, gettext("Sent: the job goes on."))
+        return back
+
+
+def job_page(request: HttpRequest, view: View) -> dict[str, str]:
+    """The steps, and the form if it waits for a signal that the user may send."""
+    found = {}
+    waited = rows_of.key_of(view.job)
+    if waited is not None and may(request, "send_signal") and may(request, "view_signal"):
+        form = {"key": view.seen.text("key", waited), "url": url_of("signal_send", view.job.pk)}
+        found["above"] = template_of("send.html", __file__).render(form, request)
+    if steps := rows_of.steps(view.job, LAST + 1):
+        words = {"steps": _drawn(steps[-LAST:], view), "job": view.job, "is_cut": len(steps) > LAST}
+        found["history"] = template_of("steps.html", __file__).render(words, request)
+    return found
+
+
+def _drawn(steps: list[dict[str, Any]], view: View) -> list[dict[str, Any]]:
+    """For the template: where the bar of each step begins, and how long it is, in percent of the time of all."""
+    begin: datetime.datetime = steps[0]["begun_at"]
+    ends = [each["done_at"] or view.now for each in steps]
+    whole = max(0.001, (max(ends) - begin).total_seconds())
+    for each, end in zip(steps, ends, strict=True):
+        x = max(0.0, (each["begun_at"] - begin).total_seconds() / whole * 100)
+        each["x"] = round(min(x, 99.0), 2)
+        each["width"] = round(max(1.0, (end - each["begun_at"]).total_seconds() / whole * 100), 2)
+        each["look"] = look = LOOKS[each["state"]]
+        # What waits is no work, also when it is over.
+        each["bar"] = "scheduled" if each["kind"] in ("sleep", "wait") and look != "failed" else look
+        label = _("over") if each["state"] == rows_of.OVER else Step.State(each["state"]).label
+        each["badge"] = html.badge(f"job-{look}", label)
+        each["label"] = Step.Kind(each["kind"]).label
+        each["begun"], each["took"] = html.time(each["begun_at"]), duration(each["seconds"])
+        each["until"] = each["until"] and html.ago(each["until"])
+        text = "" if each["value"] is None else json.dumps(each["value"], ensure_ascii=False, default=str)
+        each["short"], each["long"] = (text, "") if len(text) <= SHORT else ("", html.pretty(each["value"]))
+        each["has_more"] = len(each["children"]) > SHOWN
+        each["children"] = [
+            (html.link(f"{child['task']} {child['id']}", "job_change", child["id"]), html.state(child["state"]))
+            for child in each["children"][:SHOWN]
+        ]
+    return steps
