@@ -23,8 +23,8 @@ ROOT = PROMISED.parent.parent
 WHY = """
 batch_ended batch_waits busy busy_workers calling cancelled due effect_parked ending expired failed given_back in_line
 in_order limit_reached lock_held next no_consumer no_worker node_dead not_adopted not_taken old_signature overdue
-postponed queue_paused rate_reached replaced replayed retry running schedule scheduled snoozed succeeded unique_taken
-unknown unknown_task write_lock
+postponed queue_paused rate_reached replaced replayed retry running schedule scheduled sleeps snoozed step_retry
+succeeded unique_taken unknown unknown_task waits_for_children waits_for_signal write_lock
 """.split()
 
 #: What a job's row says, also where it is computed by now.

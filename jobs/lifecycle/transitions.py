@@ -365,6 +365,14 @@ def awaiting(what: Any, using: str) -> QuerySet[Job]:
     return Job.objects.using(using).filter(AWAITING, waits_for=what)
 
 
+def awaiting_any(kind: str, using: str) -> QuerySet[Job]:
+    """The jobs of which ``Job.waits_for`` begins with this, such as ``lock:``, by its index."""
+    # Up to the word that comes next by its last letter: where the database sorts by a language, ":" counts little.
+    end = kind[:-2] + chr(ord(kind[-2]) + 1)
+    rows = Job.objects.using(using).filter(AWAITING, waits_for__gte=kind, waits_for__lt=end)
+    return rows.order_by("waits_for", "id")
+
+
 def wake(what: str, using: str) -> bool:
     """Of the jobs that wait for this the first one goes on now; False: none waits here.
 

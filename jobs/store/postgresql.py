@@ -156,7 +156,8 @@ class PostgreSQL(base.Store):
 
     def insert_all(self, jobs: Sequence[Job], said: Sequence[Mapping[str, Any]] | None) -> None:
         """COPY is what PostgreSQL takes fastest. A value that one call says and another does not is its default."""
-        if said is None:
+        if said is None or self.connection.execute_wrappers:
+            # Whoever looks at statements in a block (``connection.execute_wrapper``) sees no COPY.
             super().insert_all(jobs, said)
             return
         wanted = {name for values in said for name in values}

@@ -30,6 +30,7 @@ from django.utils.text import capfirst
 
 import jobs
 from jobs.admin.html import url_of
+from jobs.contrib.durable.models import Signal, Step
 from jobs.contrib.limits.limits import set_by_hand
 from jobs.contrib.operator import problems, status
 from jobs.contrib.operator.statistics import MINUTE
@@ -37,8 +38,10 @@ from jobs.contrib.schedules import rows as schedules
 from jobs.contrib.verify.verify import verify
 from jobs.errors import UniqueTaken
 from jobs.events.models import Event, Subscription
+from jobs.inspection.view import SHOWN
 from jobs.lifecycle import pauses, transitions
-from jobs.models import Action, Cancellation, Effect, Instance, Job, Marker, Node, Schedule
+from jobs.lifecycle.transitions import NEVER
+from jobs.models import Action, Batch, Cancellation, Effect, Instance, Job, Marker, Node, Schedule
 from jobs.operations.actions import OPERATIONS
 from tests.conftest import not_installed
 from tests.contrib.events.rows import open_ones
@@ -274,6 +277,10 @@ SITUATIONS = {
         {"name": "charge", "key": "7", "lease": 1, "state": "parked"},
         error={**ERROR, "type": "EffectParked"},
     ),
+    "waits_for_signal": lambda: make("scheduled", run_at=ago(-7200), lease=1, waits_for="signal:genehmigt:42"),
+    "waits_for_children": lambda: make("scheduled", run_at=NEVER, waits_for=f"gather:{uuid.uuid4()}"),
+    "sleeps": lambda: make("scheduled", run_at=ago(-7200), lease=1, waits_for="sleep:nachts"),
+    "step_retry": lambda: waiting("ValueError", waits_for="step:abbuchen"),
     "unique_taken": with_a_taken_key,
     "schedule": lambda: make("ready", options={"headers": {"periodic_task_name": "nachts", "schedule_tick": "03:00"}}),
 }
@@ -373,6 +380,39 @@ def test_the_rules_of_the_promise(in_german, german):
     with contextlib.suppress(CommandError):
         call_command("jobs", "verify", "--json", "--no-watch", stdout=out)
     assert "a scheduled job that is due becomes ready" in out.getvalue(), "what programs read is English"
+
+
+@pytest.mark.django_db
+def test_the_steps_of_a_job_and_the_signals(in_german, german):
+    look(german, in_german, admin("signal_changelist"), "Noch keine Einträge: Signale.")
+    batch = Batch.objects.create(name="b")
+    job = make("scheduled", run_at=NEVER, started_at=ago(9), lease=1, waits_for="signal:genehmigt:42")
+    steps = {
+        "reservieren": {"kind": "step", "state": "done", "done_at": ago(5), "result": ["lang"] * 50, "failures": 2},
+        "schlafen": {"kind": "sleep", "state": "waiting", "until": ago(1)},
+        "einladen": {"kind": "gather", "state": "failed", "key": str(batch.pk), "error": ERROR},
+        "genehmigt:42": {"kind": "wait", "state": "waiting", "key": "genehmigt:42", "until": ago(-99), "failures": 1},
+    }
+    for name, values in steps.items():
+        Step.objects.create(job=job.pk, name=name, lease=1, made_at=ago(9), **values)
+    for _ in range(SHOWN + 1):
+        make("succeeded", batch=batch)
+    words = ("Schritte", "getan", "vorbei", "wartend", "2 Fehlversuche", "1 Fehlversuch", "gibt auf: in 9")
+    words += ("und weitere", "auf das Signal genehmigt:42", "Inhalt (JSON):")
+    look(german, in_german, admin("job_change", job.pk), *words)
+    for payload, said in (
+        ("{", "lässt sich nicht als JSON speichern"),
+        ("1", "Gesendet: Der Job"),
+        ("1", "kein Signal"),
+    ):
+        url = admin("signal_send", job.pk)
+        page = html.unescape(in_german.post(url, {"payload": payload}, follow=True).content.decode())
+        assert said in page
+        assert english(german, page) == []
+    signal = Signal.objects.get()
+    look(german, in_german, admin("signal_changelist"), "genehmigt:42", "niemand hat es abgeholt")
+    look(german, in_german, admin("signal_change", signal.pk), "Inhalt")
+    assert LogEntry.objects.get().get_change_message() == "Sent the signal genehmigt:42"
 
 
 @pytest.mark.django_db

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import timedelta
 from itertools import count
 from types import SimpleNamespace
 
 import pytest
+from django.utils import timezone
 from playwright.sync_api import expect
 
+from jobs.contrib.durable.models import Signal, Step
 from jobs.contrib.operator.pages import jobs as many
 from jobs.lifecycle import pauses
+from jobs.lifecycle.transitions import NEVER
 from jobs.models import Action, Cancellation, Effect, Job, Marker, Pause
 from tests import tasks
 from tests.browser.axe import violations
@@ -244,3 +248,38 @@ def test_set_a_limit_and_remove_it(hand):
     assert not hand.has_script or violations(page) == []
     hand.press(page.get_by_role("button", name="Remove: mail"))
     said(hand).to_contain_text("Removed: @mail")
+
+
+def test_a_signal_is_sent_on_the_page_of_the_job_that_waits(hand):
+    job = make("scheduled", age=60, run_at=NEVER, lease=1, started_at=timezone.now(), waits_for="signal:approved:42")
+    begun = timezone.now() - timedelta(minutes=1)
+    Step.objects.create(
+        job=job.pk,
+        name="reserve",
+        kind="step",
+        state="done",
+        lease=1,
+        made_at=begun,
+        done_at=timezone.now(),
+        result=[1],
+    )
+    Step.objects.create(job=job.pk, name="wait", kind="wait", state="waiting", lease=1, key="approved:42")
+    hand.page.goto(change(job))
+    steps = hand.page.get_by_role("region", name="Steps")
+    expect(steps.get_by_role("row")).to_have_count(3)
+    expect(steps.get_by_role("row").last).to_contain_text("waits for the signal approved:42")
+    # The first step took all of the time, and the wait has only begun.
+    first, last = (steps.locator("rect").nth(place).bounding_box() for place in (0, 1))
+    assert first["width"] > 5 * last["width"]
+    assert last["x"] > first["x"]
+    if hand.has_script:
+        assert violations(hand.page) == []
+    hand.write(hand.page.get_by_label("Payload (JSON):"), '{"by": "ada"}')
+    hand.press(hand.page.get_by_role("button", name="Send the signal"))
+    said(hand).to_have_text("Sent: the job goes on.")
+    signal = Signal.objects.get()
+    assert (signal.key, signal.payload) == ("approved:42", {"by": "ada"})
+    expect(hand.page.get_by_role("button", name="Send the signal")).to_have_count(0)
+    hand.page.goto(change(signal))
+    if hand.has_script:
+        assert violations(hand.page) == []

@@ -45,12 +45,11 @@ class SignalAdmin(ReadOnlyAdmin):
     lookups = frozenset({"taken_by__isempty"})
     search_fields = ("key",)
     search_help_text = _("The beginning of a key.")
-    fields = ("key", "shown_payload", "sent", "linked_taker")
+    fields = list_display
 
     shown_payload = column(_("payload"), lambda row: html.pretty(row.payload))
     sent = time_column(_("sent at"), "made_at")
     taker = column(_("taken by"), lambda row: html.short_link(row.taken_by))
-    linked_taker = column(_("taken by"), lambda row: html.link_to(row, row.taken_by))
 
     def look_at(self, rows: Iterable[Any]) -> None:
         rows_of.veil(rows)
@@ -78,12 +77,12 @@ class SignalAdmin(ReadOnlyAdmin):
                 signal(waited, payload, using)
         except (TypeError, ValueError) as exc:
             messages.error(request, gettext("The payload cannot be kept as JSON, and nothing was sent: %s") % exc)
+            return back
+        if first is not None and first.pk != job.pk:
+            says = gettext("Sent. The job %s takes it, which is older and waits for the same.") % first.pk
+            messages.warning(request, says)
         else:
-            if first is not None and first.pk != job.pk:
-                says = gettext("Sent. The job %s takes it, which is older and waits for the same.")
-                messages.warning(request, says % first.pk)
-            else:
-                messages.success(request, gettext("Sent: the job goes on."))
+            messages.success(request, gettext("Sent: the job goes on."))
         return back
 
 

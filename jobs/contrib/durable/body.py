@@ -52,6 +52,8 @@ def step(
     Raises:
         what the function raised, when no attempt is left; in later runs as well.
     """
+    if iscoroutinefunction(function):
+        raise TypeError(f"the function of the step {name!r} is async")
     if (history := history_of(self)) is None:
         return function(*args, **kwargs)
     call = partial(_through_ledger, self, name, function) if effect else function
@@ -129,17 +131,8 @@ def version(self: Any, name: str) -> bool:
     return True if (history := history_of(self)) is None else history.version(f"version {name}")
 
 
-async def astep(self: Any, name: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """:meth:`step` for ``async def`` bodies. What an ``async def`` function awaits is outside of a transaction."""
-    if not iscoroutinefunction(function):
-        return await sync_to_async(step)(self, name, function, *args, **options)
-    raise TypeError(f"the function of the step {name!r} is async")
-
-
 #: What ``durable=True`` adds to a task.
-METHODS: dict[str, Callable[..., Any]] = {
-    each.__name__: each for each in (step, sleep, wait_for, gather, version, astep)
-}
+METHODS: dict[str, Callable[..., Any]] = {each.__name__: each for each in (step, sleep, wait_for, gather, version)}
 
 
 def _awaitable(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -150,7 +143,7 @@ def _awaitable(method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-METHODS |= {f"a{each.__name__}": _awaitable(each) for each in (sleep, wait_for, gather, version)}
+METHODS |= {f"a{name}": _awaitable(each) for name, each in METHODS.items()}
 
 
 def _moment(time: Any) -> Any:

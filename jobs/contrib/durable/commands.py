@@ -118,7 +118,7 @@ def _list(out: JobsCommand, aliases: list[str], limit: int) -> None:
     waits: list[dict[str, Any]] = []
     unwanted: list[dict[str, Any]] = []
     for alias in aliases:
-        for job in signals.waiting(signals.SIGNAL, alias)[:limit]:
+        for job in transitions.awaiting_any(signals.SIGNAL, alias)[:limit]:
             key = Shown(job).text("key", rows.key_of(job))
             waits.append({"key": key, "job": job.pk, "task": job.task, "since": job.started_at, "database": alias})
         found = list(rows.unwanted(alias)[:limit])
@@ -129,5 +129,3 @@ def _list(out: JobsCommand, aliases: list[str], limit: int) -> None:
     out.say_table(["waits for", "job", "task", "since"], lines, "No job waits for a signal.")
     lines = [[each["key"], json.dumps(each["payload"], default=str)[:60], local(each["at"])] for each in unwanted]
     out.say_table(["nobody took", "payload", "sent"], lines, "There is no signal that nobody took.")
-    if max(len(waits), len(unwanted)) >= limit:
-        out.say(f"There may be more: --limit {2 * limit}")

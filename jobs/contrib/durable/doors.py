@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache
 from typing import Any
 
 from jobs.doors import Extension
@@ -64,7 +63,9 @@ class Durable(Extension):
     def completing(self, run: Any) -> Callable[[], None] | None:
         if getattr(run.job, "batch_id", None) is None:
             return None
-        return lambda: _look_for_parent(run.job)
+        from jobs.contrib.durable import ends
+
+        return lambda: ends.after_child(run.job)
 
     def ended(self, job: Any, error: Mapping[str, Any]) -> Callable[[], None] | None:
         from jobs.contrib.durable import ends
@@ -108,28 +109,10 @@ class Durable(Extension):
 
     def metrics(self) -> Iterator[tuple[str, str, list[str], Any]]:
         from jobs.contrib.durable import rows
-        from jobs.inspection.counts import MOST
 
-        # Both look once.
-        look = cache(rows.suspended)
-        says = f"Durable tasks that wait, {MOST} of each kind are counted; of a signal: the first part of its key."
-        labels = ["kind", "key"]
-        yield "jobs_suspended", says, labels, lambda _: [(each, number) for each, (number, _) in look().items()]
-        says = "For how long the first of them has waited."
-        yield (
-            "jobs_suspended_oldest_seconds",
-            says,
-            labels,
-            lambda _: [(each, age) for each, (n, age) in look().items()],
-        )
+        return rows.metrics()
 
     def prune(self, using: str, budget: float) -> Mapping[str, int]:
         from jobs.contrib.durable import signals
 
         return {"signals": signals.prune(using)}
-
-
-def _look_for_parent(job: Any) -> None:
-    from jobs.contrib.durable import ends
-
-    ends.after_child(job)

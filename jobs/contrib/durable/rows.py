@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import Any
 
 from django.db.models import QuerySet
@@ -14,12 +15,12 @@ from django.utils.translation import gettext, ngettext
 from jobs.conf import conf
 from jobs.contrib.durable.history import AGAIN, CHILDREN, SLEEPS
 from jobs.contrib.durable.models import Signal, Step
-from jobs.contrib.durable.signals import SIGNAL, waiting
+from jobs.contrib.durable.signals import SIGNAL
 from jobs.inspection.counts import MOST, age_of, seconds_of
 from jobs.inspection.times import duration
 from jobs.inspection.view import SHOWN, Reason, View
 from jobs.lifecycle.redaction import BLANK, Shown
-from jobs.lifecycle.transitions import due_at
+from jobs.lifecycle.transitions import awaiting_any, due_at
 from jobs.models import ENDED, LIVE, Job, State
 from jobs.models.values import as_uuid
 
@@ -83,7 +84,9 @@ def waits(view: View) -> Iterator[Reason]:
     since = job.started_at if row is None else row.made_at
     words: dict[str, Any] = {"since": view.ago(since), "until": duration(-view.since(job.run_at))}
     evidence: dict[str, Any] = {"seconds": view.since(since), "run_at": due_at(job)}
-    without = gettext("Without waiting: manage.py jobs run %(id)s") % {"id": job.pk}
+    if f"{kind}:" == CHILDREN:
+        yield _waits_for_children(view, what, words, evidence)
+        return
     what = seen.text("key", what)
     if f"{kind}:" == SIGNAL:
         says = gettext("It has been waiting for the signal %(key)s for %(since)s.")
@@ -92,20 +95,18 @@ def waits(view: View) -> Iterator[Reason]:
         where = f" --database {view.using}" if view.using != conf().DATABASES[0] else ""
         cure = gettext("This lets it go on: manage.py jobs signal %s") % (shlex.quote(what) + where)
         yield Reason("waits_for_signal", says, cure, words, key=what, **evidence)
-    elif f"{kind}:" == CHILDREN:
-        yield _waits_for_children(view, what, words, evidence)
     elif f"{kind}:" == SLEEPS:
         says = gettext("It sleeps (%(step)s), and goes on in %(until)s.")
-        yield Reason("sleeps", says, without, words, step=what, **evidence)
+        cure = gettext("Without waiting: manage.py jobs run %(id)s") % {"id": job.pk}
+        yield Reason("sleeps", says, cure, words, step=what, **evidence)
     else:
         says = ngettext(
             "Its step %(step)s has failed once (%(error)s), and is tried again in %(until)s.",
             "Its step %(step)s has failed %(failures)s times (%(error)s), and is tried again in %(until)s.",
-            row.failures if row else 1,
+            failures := row.failures if row else 1,
         )
         cure = gettext("If the cause is gone: manage.py jobs run %(id)s") % {"id": job.pk}
         error = "{type}: {message}".format(**view.error) if view.error else "?"
-        failures = row.failures if row else None
         yield Reason("step_retry", says, cure, words, step=what, error=error, failures=failures, **evidence)
 
 
@@ -125,6 +126,17 @@ def _waits_for_children(view: View, batch: str, words: Any, evidence: dict[str, 
 _PATTERNS = 20  #: So many patterns of keys are told apart; what others there are is "*".
 
 
+def metrics() -> Iterator[tuple[str, str, list[str], Any]]:
+    look, labels = cache(suspended), ["kind", "key"]
+
+    def part(place: int) -> Any:
+        return lambda found: [(label, each[place]) for label, each in look().items()]
+
+    says = f"Durable tasks that wait, {MOST} of each kind are counted; of a signal: the first part of its key."
+    yield "jobs_suspended", says, labels, part(0)
+    yield "jobs_suspended_oldest_seconds", "For how long the first of them has waited.", labels, part(1)
+
+
 def suspended() -> dict[tuple[str, str], tuple[int, float]]:
     """By kind and pattern of the key: how many jobs wait, and seconds since the first of their last runs.
 
@@ -134,19 +146,16 @@ def suspended() -> dict[tuple[str, str], tuple[int, float]]:
     kinds = {"signal": SIGNAL, "sleep": SLEEPS, "children": CHILDREN, "retry": AGAIN}
     for alias in conf().DATABASES:
         for kind, prefix in kinds.items():
-            rows = waiting(prefix, alias).annotate(age=age_of("started_at")).values_list("waits_for", "age")[:MOST]
-            read = [(_pattern(str(waits_for)) if kind == "signal" else "", age) for waits_for, age in rows]
+            rows = awaiting_any(prefix, alias).annotate(age=age_of("started_at")).values_list("waits_for", "age")[:MOST]
+            # The rest of a key is about one order or one person. A key without a colon may be just that.
+            parts = [(str(waits_for).removeprefix(prefix).partition(":"), age) for waits_for, age in rows]
+            told = kind == "signal"
+            read = [((f"{head}:*" if colon else "*") if told else "", age) for (head, colon, _), age in parts]
             kept = dict(Counter(pattern for pattern, _ in read).most_common(_PATTERNS))
             for pattern, age in read:
                 label = kind, pattern if pattern in kept else "*"
                 ages.setdefault(label, []).append(seconds_of(age) if age else 0.0)
     return {label: (len(each), max(each)) for label, each in ages.items()}
-
-
-def _pattern(waits_for: str) -> str:
-    """What a key begins with: the rest is about one order or one person. One without a colon may be just that."""
-    head, colon, _ = waits_for.removeprefix(SIGNAL).partition(":")
-    return f"{head}:*" if colon else "*"
 
 
 # Signals

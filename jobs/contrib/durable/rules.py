@@ -8,9 +8,10 @@ from django.utils.translation import gettext_lazy as _
 
 from jobs.contrib.durable.history import CHILDREN
 from jobs.contrib.durable.models import Signal, Step
-from jobs.contrib.durable.signals import SIGNAL, waiting
+from jobs.contrib.durable.signals import SIGNAL
 from jobs.contrib.verify.rules import Rows, Rule, Search
 from jobs.inspection.counts import MOST
+from jobs.lifecycle.transitions import awaiting_any
 from jobs.models import LIVE, Job, State
 from jobs.models.values import as_uuid
 
@@ -24,13 +25,13 @@ def with_a_signal(search: Search) -> Rows:
     # One that was woken for it takes it when it runs.
     awake = search.jobs.filter(pk=OuterRef("job"), state__in=(State.READY, State.RUNNING))
     others = Step.objects.using(search.using).filter(Exists(awake), key=key, kind=WAIT, state=WAITING)
-    waits = waiting(SIGNAL, search.using).filter(started_at__lte=search.since)
+    waits = awaiting_any(SIGNAL, search.using).filter(started_at__lte=search.since)
     return [waits.filter(Exists(there), ~Exists(others))]
 
 
 @Rule("children-awaited", _("a job that waits for children that have all ended goes on"), "poll")
 def with_ended_children(search: Search) -> Rows:
-    rows = waiting(CHILDREN, search.using).filter(started_at__lte=search.since).values_list("pk", "waits_for")
+    rows = awaiting_any(CHILDREN, search.using).filter(started_at__lte=search.since).values_list("pk", "waits_for")
     batches = {key: as_uuid(str(waits_for).removeprefix(CHILDREN)) for key, waits_for in rows[:MOST]}
     # Those whose jobs run, or ended just now, or are about to be told of by a job of their batch.
     told = search.jobs.filter(task="jobs.wake", state__in=LIVE).values_list("args", flat=True)[:MOST]

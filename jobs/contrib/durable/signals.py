@@ -15,7 +15,7 @@ from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.db import connections, transaction
-from django.db.models import Exists, OuterRef, QuerySet, Value
+from django.db.models import Exists, OuterRef, Value
 from django.db.models.functions import Concat
 
 from jobs.conf import conf
@@ -24,7 +24,6 @@ from jobs.contrib.durable.models import NOT_LOOKED, Signal
 from jobs.inspection.counts import MOST
 from jobs.lifecycle import transitions
 from jobs.lifecycle.transitions import now_plus
-from jobs.models import AWAITING, Job
 from jobs.models.values import MAX_KEY, check_size, jsonable
 from jobs.store import databases
 
@@ -75,26 +74,15 @@ def send_signal(key: str, payload: Any = True, using: str | None = None) -> None
     """:func:`signal` for tests, which says who gets it: ``AssertionError`` if no job waits for the key."""
     alias = databases.job_alias(using)
     if not transitions.awaiting(SIGNAL + key, alias).exists():
-        raise AssertionError(f"no job waits for the signal {key!r}: {_what_is_waited_for(alias)}")
+        others = ", ".join(waited_for(alias)[:20]) or "no job waits for any"
+        raise AssertionError(f"no job waits for the signal {key!r}: {others}")
     signal(key, payload, using)
-
-
-def _what_is_waited_for(using: str) -> str:
-    return ", ".join(waited_for(using)[:20]) or "no job waits for any"
 
 
 def waited_for(using: str) -> list[str]:
     """The keys that jobs wait for."""
-    rows = waiting(SIGNAL, using).values_list("waits_for", flat=True)[:MOST]
+    rows = transitions.awaiting_any(SIGNAL, using).values_list("waits_for", flat=True)[:MOST]
     return [str(key).removeprefix(SIGNAL) for key in rows]
-
-
-def waiting(kind: str, using: str) -> QuerySet[Job]:
-    """The jobs of which ``waits_for`` begins with this, by its index."""
-    # Up to the word that comes next by its last letter: where the database sorts by a language, ":" counts little.
-    end = kind[:-2] + chr(ord(kind[-2]) + 1)
-    rows = Job.objects.using(using).filter(AWAITING, waits_for__gte=kind, waits_for__lt=end)
-    return rows.order_by("waits_for", "id")
 
 
 def _look(key: str, using: str) -> None:

@@ -11,6 +11,7 @@ import jobs
 from jobs.contrib.durable import rows, signals
 from jobs.contrib.why.explain import explain
 from jobs.inspection import counts
+from jobs.lifecycle import transitions
 from jobs.models import Job
 from jobs.testing import run_jobs
 from tests.contrib.durable import bodies
@@ -98,7 +99,7 @@ def test_where_very_many_wait_an_index_answers(admin_client):
     page = reverse("admin:jobs_job_change", args=[parent.pk])
     hot = {
         "metrics": rows.suspended,
-        "waited for": lambda: list(signals.waiting(signals.SIGNAL, "default")[:20]),
+        "waited for": lambda: list(transitions.awaiting_any(signals.SIGNAL, "default")[:20]),
         "not taken": lambda: list(rows.unwanted("default")[:20]),
         "look again": lambda: signals.look_again("default"),
         "page": lambda: admin_client.get(page),
