@@ -93,7 +93,8 @@ def job_page(request: HttpRequest, view: View) -> dict[str, str]:
     if waited is not None and may(request, "send_signal") and may(request, "view_signal"):
         form = {"key": view.seen.text("key", waited), "url": url_of("signal_send", view.job.pk)}
         found["above"] = template_of("send.html", __file__).render(form, request)
-    if steps := rows_of.steps(view.job, LAST + 1):
+    # Of a task that is not known here nobody knows.
+    if getattr(view.task, "durable", True) and (steps := rows_of.steps(view.job, LAST + 1)):
         words = {"steps": _drawn(steps[-LAST:], view), "job": view.job, "is_cut": len(steps) > LAST}
         found["history"] = template_of("steps.html", __file__).render(words, request)
     return found

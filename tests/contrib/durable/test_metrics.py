@@ -15,7 +15,7 @@ from jobs.lifecycle import transitions
 from jobs.models import Job
 from jobs.testing import run_jobs
 from tests.contrib.durable import bodies
-from tests.helpers.plans import ROWS, analyze, assert_indexed, make_history
+from tests.helpers.plans import ROWS, analyze, asked_by, assert_indexed, make_history
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 
@@ -107,5 +107,8 @@ def test_where_very_many_wait_an_index_answers(admin_client):
         "why children": lambda: explain(parent.pk),
         "list": lambda: admin_client.get(reverse("admin:jobs_signal_changelist")),
     }
+    if connection.vendor == "mysql":
+        # It counts each row that is found, in the index and in the table.
+        asked_by(hot.pop("metrics"), few=3 * counts.MOST)
     for name, query in hot.items():
         assert_indexed(name, query)
