@@ -278,8 +278,10 @@ class History:
 
     def _end_step(self, row: Any, kept: Any, state: str) -> None:
         """The fence, and the row. Where one statement does it, the COMMIT goes with it."""
-        row.result, is_new = kept, row.pk is None and state == DONE
-        if is_new and (is_done := write_done(self.job, row, bool(self.run.task.deadline))) is not None:
+        row.result, has_deadline, is_done = kept, bool(self.run.task.deadline), None
+        if row.pk is None and state == DONE:
+            is_done = write_done(self.job, row, time.monotonic() - row.began, has_deadline)
+        if is_done is not None:
             if not is_done:
                 raise _NotOurs
             # It comes after all that an earlier run has written.

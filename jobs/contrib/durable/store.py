@@ -22,13 +22,17 @@ WITH own AS MATERIALIZED (
 )
 INSERT INTO jobs_step (job, name, kind, state, lease, result, failures, key, on_cancel, made_at, done_at)
 SELECT {0}, {4}, {5}, 'done', {1}, {6}, 0 / (SELECT count(*) FROM own), {7}, {8},
-    statement_timestamp(), statement_timestamp()
+    statement_timestamp() - {9} * interval '1 second', statement_timestamp()
 """
-_TYPES = "uuid, int, bigint, boolean, text, text, json, text, json"
+_TYPES = "uuid, int, bigint, boolean, text, text, json, text, json, double precision"
 
 
-def write_done(job: Job, step: Step, has_deadline: bool) -> bool | None:
-    """Insert a step that is done, and commit. False: the fence did not hold; None: this database takes two steps."""
+def write_done(job: Job, step: Step, took: float, has_deadline: bool) -> bool | None:
+    """Insert a step that is done, and commit. False: the fence did not hold; None: this database takes two steps.
+
+    Parameters:
+        took: seconds.
+    """
     at = store.of(str(job._state.db))
     if not at.writes_at_once:
         return None
@@ -36,4 +40,4 @@ def write_done(job: Job, step: Step, has_deadline: bool) -> bool | None:
     own = f"'{job.pk}'", str(job.lease), str(job.token), str(has_deadline and job.expires_at is not None)
     said = text(step.name), text(str(step.kind)), json_literal(step.result), text(step.key)
     write_last: Any = at.write_last  # type: ignore[attr-defined]
-    return bool(write_last(_TYPES, _DONE, (*own, *said, json_literal(step.on_cancel)), "before_step"))
+    return bool(write_last(_TYPES, _DONE, (*own, *said, json_literal(step.on_cancel), f"{took:.6f}"), "before_step"))
