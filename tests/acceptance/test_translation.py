@@ -386,7 +386,8 @@ def test_the_rules_of_the_promise(in_german, german):
 def test_the_steps_of_a_job_and_the_signals(in_german, german):
     look(german, in_german, admin("signal_changelist"), "Noch keine Einträge: Signale.")
     batch = Batch.objects.create(name="b")
-    job = make("scheduled", run_at=NEVER, started_at=ago(9), lease=1, waits_for="signal:genehmigt:42")
+    waits = {"run_at": NEVER, "started_at": ago(9), "lease": 1, "waits_for": "signal:genehmigt:42"}
+    job = make("scheduled", task="shop.tasks.morgen", **waits)
     steps = {
         "reservieren": {"kind": "step", "state": "done", "done_at": ago(5), "result": ["lang"] * 50, "failures": 2},
         "schlafen": {"kind": "sleep", "state": "waiting", "until": ago(1)},

@@ -251,7 +251,8 @@ def test_set_a_limit_and_remove_it(hand):
 
 
 def test_a_signal_is_sent_on_the_page_of_the_job_that_waits(hand):
-    job = make("scheduled", age=60, run_at=NEVER, lease=1, started_at=timezone.now(), waits_for="signal:approved:42")
+    waits = {"run_at": NEVER, "lease": 1, "started_at": timezone.now(), "waits_for": "signal:approved:42"}
+    job = make("scheduled", age=60, task="shop.tasks.onboard", **waits)
     begun = timezone.now() - timedelta(minutes=1)
     Step.objects.create(
         job=job.pk,

@@ -30,6 +30,7 @@ from jobs.lifecycle import transitions
 from jobs.lifecycle.redaction import Shown
 from jobs.models import Job
 from jobs.models.values import parsed
+from jobs.operations.selection import DIGITS
 
 #: So many steps a page shows, the last ones; a value of more characters is folded.
 LAST, SHORT = 50, 60
@@ -120,8 +121,10 @@ def _drawn(steps: list[dict[str, Any]], view: View) -> list[dict[str, Any]]:
         text = "" if each["value"] is None else json.dumps(each["value"], ensure_ascii=False, default=str)
         each["short"], each["long"] = (text, "") if len(text) <= SHORT else ("", html.pretty(each["value"]))
         each["has_more"] = len(each["children"]) > SHOWN
-        each["children"] = [
-            (html.link(f"{child['task']} {child['id']}", "job_change", child["id"]), html.state(child["state"]))
-            for child in each["children"][:SHOWN]
-        ]
+        shown = each["children"][:SHOWN]
+        each["children"] = [(_child(child["task"], child["id"]), html.state(child["state"])) for child in shown]
     return steps
+
+
+def _child(task: str, key: uuid.UUID) -> str:
+    return html.link(f"{task.rpartition('.')[2]} {str(key)[-DIGITS:]}", "job_change", key)

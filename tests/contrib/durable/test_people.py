@@ -108,11 +108,9 @@ def test_the_page_shows_children_as_links_and_what_failed(admin_client):
     row = steps_on(page)["gather"]
     assert "children failed" in row
     assert "LookupError: no" in row
-    for child, state in (
-        (Job.objects.get(task="tests.durable.fails"), "failed"),
-        (Job.objects.get(task=tasks.effect.name), "succeeded"),
-    ):
-        assert f"{child.task} {child.pk} {state}" in row
+    for task, state in (("tests.durable.fails", "failed"), (tasks.effect.name, "succeeded")):
+        child = Job.objects.get(task=task)
+        assert f"{task.rpartition('.')[2]} {str(child.pk)[-8:]} {state}" in row
         assert reverse("admin:jobs_job_change", args=[child.pk]) in page.partition('id="job-steps"')[2]
 
 
