@@ -398,7 +398,7 @@ def test_the_steps_of_a_job_and_the_signals(in_german, german):
         Step.objects.create(job=job.pk, name=name, lease=1, made_at=ago(9), **values)
     for _ in range(SHOWN + 1):
         make("succeeded", batch=batch)
-    words = ("Schritte", "getan", "vorbei", "wartend", "2 Fehlversuche", "1 Fehlversuch", "gibt auf: in 9")
+    words = ("Schritte", "getan", "vorbei", "wartend", "2 Fehlversuche", "1 Fehlversuch", "gibt auf:")
     words += ("und weitere", "auf das Signal genehmigt:42", "Inhalt (JSON):")
     look(german, in_german, admin("job_change", job.pk), *words)
     for payload, said in (
