@@ -382,7 +382,7 @@ def test_the_rules_of_the_promise(in_german, german):
     assert "a scheduled job that is due becomes ready" in out.getvalue(), "what programs read is English"
 
 
-@pytest.mark.django_db
+@pytest.mark.django_db(transaction=True)
 def test_the_steps_of_a_job_and_the_signals(in_german, german):
     look(german, in_german, admin("signal_changelist"), "Noch keine Einträge: Signale.")
     batch = Batch.objects.create(name="b")

@@ -48,7 +48,6 @@ def _told(row: Any, later: Any, job: Job, seen: Shown) -> dict[str, Any]:
     waits, error = state == _STATE.WAITING, seen.error(row.error)
     entry = error if isinstance(error, dict) else {"type": "?", "message": error}
     names = {_KIND.STEP: "result", _KIND.WAIT: "payload"} if row.state == _STATE.DONE else {}
-    children = Job.objects.using(job._state.db).filter(batch=as_uuid(row.key)).order_by("pk")
     return {
         "name": seen.text("key", row.name),
         "kind": row.kind,
@@ -62,8 +61,13 @@ def _told(row: Any, later: Any, job: Job, seen: Shown) -> dict[str, Any]:
         "value": seen.value(names[row.kind], row.result) if row.kind in names else None,
         "error": error,
         "fault": f"{entry.get('type')}: {str(entry.get('message'))[:500]}" if error else "",
-        "children": [*children.values("id", "task", "state")[: SHOWN + 1]] if row.kind == _KIND.GATHER else [],
+        "children": _children(row, job) if row.kind == _KIND.GATHER else [],
     }
+
+
+def _children(row: Any, job: Job) -> list[Any]:
+    children = Job.objects.using(job._state.db).filter(batch=as_uuid(row.key)).order_by("pk")
+    return [*children.values("id", "task", "state")[: SHOWN + 1]]
 
 
 # What jobs wait for

@@ -33,6 +33,8 @@ def with_a_signal(search: Search) -> Rows:
 def with_ended_children(search: Search) -> Rows:
     rows = awaiting_any(CHILDREN, search.using).filter(started_at__lte=search.since).values_list("pk", "waits_for")
     batches = {key: as_uuid(str(waits_for).removeprefix(CHILDREN)) for key, waits_for in rows[:MOST]}
+    if not batches:
+        return []
     # Those whose jobs run, or ended just now, or are about to be told of by a job of their batch.
     told = search.jobs.filter(task="jobs.wake", state__in=LIVE).values_list("args", flat=True)[:MOST]
     woken = {as_uuid(args[0]) for args in told if args}
