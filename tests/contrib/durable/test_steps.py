@@ -72,6 +72,15 @@ def test_a_wait_that_is_over_gives_none_and_keeps_it():
     assert Step.objects.get().state == "done"
 
 
+def test_a_wait_is_over_when_its_job_comes_due():
+    """Two statements reckon the two moments, and a database may read its clock for each."""
+    result = bodies.waits.delay("k", timeout=3600)
+    run_jobs()
+    Step.objects.update(until=job_of(result).run_at + datetime.timedelta(milliseconds=50))
+    run_jobs(until=later(1 / 16))
+    assert job_of(result).state == "succeeded"
+
+
 def test_a_signal_before_its_wait_is_kept_for_it():
     jobs.signal("k", 7)
     result = bodies.waits.delay("k")
