@@ -88,6 +88,11 @@ class Durable(Extension):
 
             databases.everywhere(signals.look_again, found)
 
+    def idle(self, app: Any, using: str, clock: Any) -> bool:
+        from jobs.contrib.durable import signals
+
+        return signals.look_again(using)
+
     def prune(self, using: str, budget: float) -> Mapping[str, int]:
         from jobs.contrib.durable import signals
 

@@ -8,6 +8,7 @@ import pytest
 from celery import shared_task
 from django.db import connection, transaction
 from django.db.transaction import TransactionManagementError
+from django.test import TestCase
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -121,6 +122,24 @@ def test_the_clock_wakes_who_was_missed(monkeypatch):
     signals.look_again("default")
     run_jobs()
     assert job_of(result).result == 3
+
+
+class InOneTransaction(TestCase):
+    """As most projects test: nothing is committed."""
+
+    def test_signals_and_children_let_a_task_go_on(self):
+        result = bodies.onboard.delay("a")
+        run_jobs(until=later(3))
+        with transaction.atomic():
+            send_signal("approved:a", 1)
+        run_jobs()
+        assert job_of(result).result == [{"key": "a:reserve"}, 1, ["a:ann", "a:bob"]]
+
+    def test_a_signal_before_its_wait_is_kept_for_it(self):
+        jobs.signal("k", 7)
+        result = bodies.waits.delay("k")
+        run_jobs()
+        assert job_of(result).result == 7
 
 
 def test_a_signal_with_a_wrong_key_or_payload_is_refused():
