@@ -19,7 +19,7 @@ class Steps(Figure):
         f"Workflows of {STEPS} steps that each write one row, by two processes; ours also jobs that write one row and "
         "nothing else. A step is one commit with its row, and so is a job: *a step to a job* is the time of a step, "
         "with its share of the workflow, beside that of a job. DBOS runs many workflows at once in each process, in "
-        "threads; ours runs one. Its transactions are committed together with the note that they are done, its steps are not."
+        "threads; ours runs one. Its transactions are committed with the note that they are done, its steps are not."
     )
     columns = (
         Column(key="workflows_per_s", title="workflows/s", digits=1, better="more", is_drawn=True),
