@@ -36,7 +36,7 @@ class Kills(Figure):
     parts = ({"number": 1_000},)
     quick_parts = ({"number": 200},)
     rounds = 1
-    timeout = 300.0
+    timeout = 600.0
 
     def measure(self, scene: Scene, number: int = 0, **options: Any) -> dict[str, float | None]:
         from benchmarks.project.models import User

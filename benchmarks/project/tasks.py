@@ -40,7 +40,7 @@ def write(number: int, step: int) -> None:
 TASKS = {"noop": noop, "idem": idem, "row": row}
 
 if settings.PEER.has_workflows:
-    TASKS |= {f"steps_{steps}": settings.PEER.workflow(steps, write) for steps in (5, 10)}
+    TASKS |= {f"steps_{steps}": settings.PEER.workflow(steps, write) for steps in (5, 10, 50)}
 
 if "jobs" in settings.INSTALLED_APPS:
     import benchmarks.project.events
