@@ -1,8 +1,8 @@
 from django.contrib import admin, messages
 from django.utils.translation import gettext_lazy as _
 
-from shop.models import Customer, CustomerFile, DailySummary, Import, Order
-from shop.services import ask_for_data
+from shop.models import Customer, CustomerFile, DailySummary, Import, Order, OrderNote
+from shop.services import ask_for_data, fetch
 
 
 @admin.register(Customer)
@@ -19,6 +19,13 @@ class CustomerAdmin(admin.ModelAdmin):
             messages.info(request, f"{customer}: {ask_for_data(customer)}")
 
 
+class OrderNotes(admin.TabularInline):
+    model = OrderNote
+    readonly_fields = ["what", "created_at"]
+    can_delete = False
+    extra = max_num = 0
+
+
 @admin.register(Order)
 class OrderAdmin(admin.ModelAdmin):
     list_display = ["public_id", "customer", "cents", "created_at", "charge"]
@@ -27,6 +34,13 @@ class OrderAdmin(admin.ModelAdmin):
     search_fields = ["public_id", "customer__email"]
     autocomplete_fields = ["customer"]
     readonly_fields = ["public_id", "created_at", "charge", "payment_job"]
+    inlines = [OrderNotes]
+    actions = ["fetched"]
+
+    @admin.action(description=_("They were fetched"), permissions=["change"])
+    def fetched(self, request, orders):
+        for order in orders:
+            fetch(order)
 
 
 @admin.register(Import)

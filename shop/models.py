@@ -56,6 +56,29 @@ class Order(models.Model):
         return str(self.public_id)
 
 
+class OrderNote(models.Model):
+    """What was done for an order, a row for each time that it was committed.
+
+    No constraint limits it to one row for each, so that ``manage.py demo`` would see a second one.
+    """
+
+    class What(models.TextChoices):
+        PACKED = "packed", _("packed")
+        FETCHED = "fetched", _("fetched")
+        REMINDED = "reminded", _("reminded")
+
+    order = models.ForeignKey(Order, models.CASCADE, related_name="notes", verbose_name=_("order"))
+    what = models.CharField(_("what"), max_length=8, choices=What.choices)
+    created_at = models.DateTimeField(_("at"), auto_now_add=True)
+
+    class Meta:
+        verbose_name = _("order note")
+        verbose_name_plural = _("order notes")
+
+    def __str__(self) -> str:
+        return f"{self.order_id}: {self.what}"
+
+
 class Import(models.Model):
     """How far a partner's feed was read."""
 

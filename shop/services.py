@@ -1,7 +1,8 @@
 from django.db import transaction
 
+import jobs
 from shop.events import customer_signed_up
-from shop.models import Customer, CustomerFile, Order
+from shop.models import Customer, CustomerFile, Order, OrderNote
 from shop.tasks import charge_order, collect_data, import_customers, send_welcome_email
 
 
@@ -36,6 +37,14 @@ def place_order(customer: Customer, cents: int) -> Order:
         order.payment_job = charge_order.delay(order.pk).id
         order.save(update_fields=["payment_job"])
     return order
+
+
+def fetch(order: Order) -> None:
+    """Note that an order was fetched, and let its job go on, which waits for that: both, or neither."""
+    with transaction.atomic(), jobs.guard(Order, pk=order.pk) as order:
+        if not order.notes.filter(what=OrderNote.What.FETCHED).exists():
+            order.notes.create(what=OrderNote.What.FETCHED)
+            jobs.signal(f"fetched:{order.public_id}")
 
 
 def ask_for_data(customer: Customer) -> str:

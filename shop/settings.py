@@ -1,6 +1,7 @@
 """Settings of the example. Without environment variables it needs nothing but SQLite."""
 
 import os
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,9 @@ EMAIL_TIMEOUT = 5
 PAYMENT_URL = os.environ.get("PAYMENT_URL", "http://localhost:8001")
 #: Seconds for each answer of the payment provider.
 PAYMENT_TIMEOUT = 5
+
+#: Who has not fetched an order after this time is reminded.
+FETCH_WITHIN = timedelta(seconds=float(os.environ.get("FETCH_WITHIN", 7 * 24 * 3600)))
 
 DEFAULT_FROM_EMAIL = "The shop <shop@example.com>"
 

@@ -1,4 +1,4 @@
-"""The shop's tasks. Each uses the tool that fits it: marker and guard, ledger of calls, lock, cursor, or unique key.
+"""The shop's tasks. Each uses the tool that fits it: marker and guard, ledger, steps, lock, cursor, or unique key.
 
 The last one is a task of Django's own interface, ``django.tasks``.
 """
@@ -10,7 +10,8 @@ import smtplib
 
 from celery import shared_task
 from celery.exceptions import SoftTimeLimitExceeded
-from django.core.mail import EmailMultiAlternatives
+from django.conf import settings
+from django.core.mail import EmailMessage, EmailMultiAlternatives
 from django.db import transaction
 from django.template.loader import render_to_string
 
@@ -22,7 +23,7 @@ except ImportError:  # Django 5.2: the package django-tasks
 from jobs import effect, guard
 from shop import payments
 from shop.events import order_paid
-from shop.models import Customer, CustomerFile, DailySummary, Import, Order, WelcomeEffect
+from shop.models import Customer, CustomerFile, DailySummary, Import, Order, OrderNote, WelcomeEffect
 
 
 @shared_task(
@@ -109,9 +110,50 @@ def charge_order(self, order_id):
     # If a person has said that it happened, the id may be unknown.
     charge = call.answer["id"] if call.answer else "by hand"
     with transaction.atomic():
-        # Only the run that notes the charge tells other services.
+        # Only the run that notes the charge tells other services, and has the order packed.
         if Order.objects.filter(pk=order_id, charge="").update(charge=charge):
             order_paid(order.public_id, order.customer.public_id, order.cents)
+            fulfil_order.delay(order_id)
+
+
+@shared_task(
+    bind=True,
+    # One job from the parcel to the customer. Each run begins at the top, and what a step did is not done again.
+    durable=True,
+    # For each step by itself.
+    autoretry_for=(smtplib.SMTPException, OSError),
+    max_retries=8,
+    retry_backoff=True,
+    retry_backoff_max=60,
+)
+def fulfil_order(self, order_id):
+    """Pack an order, and wait until it is fetched. After a week without that, send a reminder.
+
+    No process waits. A row of the step is committed together with what the step did, so a worker may be killed
+    anywhere, and nothing is lost or done twice. The e-mail is sent at least once, with the same Message-ID.
+    """
+    key = Order.objects.values_list("public_id", flat=True).get(pk=order_id)
+    self.step("pack", note, order_id, OrderNote.What.PACKED)
+    # The signal comes from shop.services.fetch.
+    if self.wait_for(f"fetched:{key}", timeout=settings.FETCH_WITHIN) is None:
+        # No transaction is open while the mail server answers.
+        self.step("remind", send_reminder, order_id, effect=True)
+        self.step("note", note, order_id, OrderNote.What.REMINDED)
+
+
+def note(order_id, what):
+    OrderNote.objects.create(order_id=order_id, what=what)
+
+
+def send_reminder(order_id, idempotency_key):
+    order = Order.objects.select_related("customer").get(pk=order_id)
+    message_id = idempotency_key.replace(":", ".")
+    EmailMessage(
+        subject=render_to_string("shop/reminder_subject.txt").strip(),
+        body=render_to_string("shop/reminder.txt", {"order": order}),
+        to=[order.customer.email],
+        headers={"Message-ID": f"<{message_id}@shop.example.com>"},
+    ).send()
 
 
 @shared_task(

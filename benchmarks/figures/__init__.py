@@ -8,11 +8,14 @@ from benchmarks.figures.events import Events
 from benchmarks.figures.figure import Column, Figure
 from benchmarks.figures.held import Held
 from benchmarks.figures.idle import Idle
+from benchmarks.figures.kills import Kills
 from benchmarks.figures.latency import Latency
 from benchmarks.figures.limits import Limits
 from benchmarks.figures.many import Many
 from benchmarks.figures.size import Size
 from benchmarks.figures.sqlite import Sqlite
+from benchmarks.figures.steps import Steps
+from benchmarks.figures.waits import Waits
 
 __all__ = ["FIGURES", "Column", "Figure"]
 
@@ -32,5 +35,8 @@ FIGURES: dict[str, Figure] = {
         Many(),
         Idle(),
         Disk(),
+        Steps(),
+        Waits(),
+        Kills(),
     )
 }

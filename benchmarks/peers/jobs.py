@@ -14,6 +14,7 @@ from benchmarks.peers.peer import Peer, broker_url, flush_redis, truncate
 @dataclass(frozen=True, kw_only=True)
 class Jobs(Peer):
     is_transactional: ClassVar[bool] = True
+    has_workflows: ClassVar[bool] = True
     packages: ClassVar[tuple[str, ...]] = ("celery", "kombu", "psycopg")
 
     #: Whether its events go over the broker.
@@ -39,6 +40,17 @@ class Jobs(Peer):
         from benchmarks.project.celery import app
 
         return app.task(body)
+
+    def workflow(self, steps: int, write: Callable[[int, int], None]) -> Any:
+        from benchmarks.completions import record
+        from benchmarks.project.celery import app
+
+        def body(self: Any, number: int) -> None:
+            for each in range(steps):
+                self.step(str(each), write, number, each)
+            record(number)
+
+        return app.task(name=f"steps_{steps}", bind=True, durable=True)(body)
 
     def enqueue(self, task: Any, number: int) -> None:
         task.delay(number)

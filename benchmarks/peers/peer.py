@@ -30,6 +30,9 @@ class Peer:
     #: Whether a job exists if and only if the caller's transaction committed.
     is_transactional: ClassVar[bool] = False
 
+    #: Whether it has tasks of several steps (:meth:`workflow`).
+    has_workflows: ClassVar[bool] = False
+
     #: The versions of these distributions are reported with its figures.
     packages: ClassVar[tuple[str, ...]] = ()
 
@@ -42,6 +45,10 @@ class Peer:
 
     def task(self, body: Callable[[int], None]) -> Any:
         """The decorator that makes a task of a function."""
+        raise NotImplementedError
+
+    def workflow(self, steps: int, write: Callable[[int, int], None]) -> Any:
+        """The task that calls ``write(number, step)`` in each of so many steps, and records its completion."""
         raise NotImplementedError
 
     def enqueue(self, task: Any, number: int) -> None:

@@ -26,7 +26,22 @@ def idem(number: int) -> None:
     record(number)
 
 
-TASKS = {"noop": noop, "idem": idem}
+@settings.PEER.task
+def row(number: int) -> None:
+    """Write a row, and nothing else."""
+    write(number, 0)
+    record(number)
+
+
+def write(number: int, step: int) -> None:
+    User.objects.create(email=f"{number}.{step}")
+
+
+TASKS = {"noop": noop, "idem": idem, "row": row}
+
+if settings.PEER.has_workflows:
+    TASKS |= {f"steps_{steps}": settings.PEER.workflow(steps, write) for steps in (5, 10, 50)}
 
 if "jobs" in settings.INSTALLED_APPS:
-    import benchmarks.project.events  # noqa: F401
+    import benchmarks.project.events
+    import benchmarks.project.waits  # noqa: F401

@@ -27,6 +27,8 @@ class MailServer:
         #: The recipient and the Message-ID of every DATA command that was accepted.
         self.accepted: list[tuple[str, str]] = []
         self.refused = 0
+        #: The Message-ID of every reminder; each is accepted.
+        self.reminders: list[str] = []
         #: The Message-ID of the e-mail that was accepted while its sender does not know it yet.
         self.held: Future[str] = Future()
         self.released = threading.Event()
@@ -44,11 +46,14 @@ class MailServer:
 
     async def handle_DATA(self, server, session, envelope) -> str:
         [recipient] = envelope.rcpt_tos
+        message_id = str(message_from_bytes(envelope.content)["Message-ID"])
+        if message_id.startswith("<remind."):
+            self.reminders.append(message_id)
+            return "250 2.0.0 OK"
         if self._refusals[recipient] > 0:
             self._refusals[recipient] -= 1
             self.refused += 1
             return "451 4.3.0 Try again later"
-        message_id = str(message_from_bytes(envelope.content)["Message-ID"])
         self.accepted.append((recipient, message_id))
         if len(self.accepted) == self._hold_at:
             self.held.set_result(message_id)

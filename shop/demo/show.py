@@ -29,9 +29,9 @@ from shop.demo.mail_server import MailServer
 from shop.demo.payment_provider import PaymentProvider
 from shop.demo.rabbitmq import RabbitMQ
 from shop.demo.worker import Worker
-from shop.models import Customer, Order, WelcomeEffect
-from shop.services import place_order
-from shop.tasks import send_welcome_email
+from shop.models import Customer, Order, OrderNote, WelcomeEffect
+from shop.services import fetch, place_order
+from shop.tasks import fulfil_order, send_welcome_email
 
 #: One customer in so many has deliveries refused, comes after a rollback, or orders something.
 REFUSED, ROLLED_BACK, ORDERING = 8, 10, 4
@@ -44,6 +44,13 @@ PATIENCE = 60.0
 
 #: The first run that arrives here waits to be killed. Its effects and its completion are written, but not committed.
 LAST_MOMENT = "after_completion"
+
+#: The first process that arrives at one of these is killed: right before the commit of a step, after it, and when a
+#: task has begun to wait.
+BETWEEN_STEPS = ("before_step", "after_step", "after_suspend")
+
+#: Who has not fetched an order after so many seconds is reminded.
+FETCH_WITHIN = 1
 
 
 class Stuck(Exception):
@@ -81,6 +88,8 @@ class Show:
         #: The workers that were killed between an effect and its commit, and in the middle of a conversation.
         self._killed: tuple[Future[Worker], Future[Worker]] = (Future(), Future())
         self._half_done = 0
+        #: What its task has to note of each order, once.
+        self._due: Counter[tuple[int, str]] = Counter()
 
         choice = random.Random(seed)
         self.emails = [f"customer{number}@example.com" for number in range(signups)]
@@ -145,7 +154,8 @@ class Show:
                     "EMAIL_HOST": self.mail.host,
                     "EMAIL_PORT": str(self.mail.port),
                     "PAYMENT_URL": self.payments.url,
-                    "JOBS_SYNC_POINTS": f"{LAST_MOMENT}=pause",
+                    "FETCH_WITHIN": str(FETCH_WITHIN),
+                    "JOBS_SYNC_POINTS": ",".join([f"{LAST_MOMENT}=pause", *(f"{each}=kill" for each in BETWEEN_STEPS)]),
                     "JOBS_SYNC_DIR": str(self.directory),
                 }
                 self.workers.append(Worker(name, self.directory, **env))
@@ -224,7 +234,11 @@ class Show:
 
     def _place_orders(self, emails: list[str]) -> list[str]:
         for email in emails:
-            place_order(Customer.objects.get(email=email), cents=1990)
+            order = place_order(Customer.objects.get(email=email), cents=1990)
+            if is_fetched := bool(order.pk % 2):
+                # The signal waits for the task.
+                fetch(order)
+            self._due.update([(order.pk, "packed"), (order.pk, "fetched" if is_fetched else "reminded")])
         return []
 
     def _sign_up_and_roll_back(self, email: str) -> None:
@@ -239,7 +253,7 @@ class Show:
 
     def _wait_for_jobs(self) -> None:
         """Wait until every job has ended, and each worker that is to die has died."""
-        with self._bar(None, "welcoming", total=self.signups + len(self.ordering)) as bar:
+        with self._bar(None, "welcoming", total=self.signups + 2 * len(self.ordering)) as bar:
             moved = time.monotonic()
             while True:
                 ended = jobs().filter(finished_at__isnull=False).count()
@@ -269,6 +283,7 @@ class Show:
         twice = [c.email for c in customers if c.effects > 1]
         undecided = set(self.rolled_back.values())
         unpaid = [str(order) for order in Order.objects.filter(charge="")]
+        notes = Counter(OrderNote.objects.values_list("order", "what"))
         totals = Job.objects.aggregate(retries=Sum("retries"), rescued=Sum(F("node_losses") + F("crashes")))
         return {
             "signups": len(customers),
@@ -285,6 +300,10 @@ class Show:
             "ambiguous": Effect.objects.filter(calls__gt=1).count(),
             "charged": len(self.payments.ledger.charges),
             "charged_twice": len(self.payments.charged_twice()),
+            "reminders": len(set(self.mail.reminders)),
+            "killed_between_steps": sum((self.directory / f"{each}.reached").exists() for each in BETWEEN_STEPS),
+            "steps_lost": (self._due - notes).total(),
+            "steps_twice": (notes - self._due).total(),
             "lost": len(lost),
             "twice": len(twice),
             **self.loyalty.count(),
@@ -293,6 +312,7 @@ class Show:
             "problems": [
                 *self._problems(customers, lost, twice, undecided & set(recipients)),
                 *self._problems_of_payments(unpaid),
+                *self._problems_of_orders(notes),
                 *self.loyalty.problems(),
             ],
         }
@@ -313,7 +333,7 @@ class Show:
         if mails:
             found.append(f"Rolled back, and yet welcomed: {', '.join(sorted(mails))}.")
         known = [c.welcome_job for c in customers] + list(Order.objects.values_list("payment_job", flat=True))
-        if strangers := jobs().exclude(pk__in=known).count():
+        if strangers := jobs().exclude(pk__in=known).exclude(task=fulfil_order.name).count():
             found.append(f"{strangers} jobs belong to no customer.")
         unfinished = Job.objects.exclude(state=Job.State.SUCCEEDED)
         return [*found, *(f"{job} is {job.state}: {job.error}" for job in unfinished)]
@@ -326,6 +346,16 @@ class Show:
             found.append(f"Charged more than once: {', '.join(twice)}.")
         if open_calls := [str(call) for call in unsettled("default")]:
             found.append(f"Nobody knows whether these happened: {', '.join(open_calls)}.")
+        return found
+
+    def _problems_of_orders(self, notes: Counter[tuple[int, str]]) -> list[str]:
+        found = []
+        if lost := self._due - notes:
+            found.append(f"Steps of orders were lost: {sorted(lost)}.")
+        if twice := notes - self._due:
+            found.append(f"Steps of orders were done twice: {sorted(twice)}.")
+        if len(set(self.mail.reminders)) != (due := sum(what == "reminded" for _, what in self._due)):
+            found.append(f"{len(set(self.mail.reminders))} reminders were sent, and {due} were due.")
         return found
 
     def _pause(self, seconds: float) -> None:

@@ -69,6 +69,9 @@ def test_demo_loses_nobody_and_does_nothing_twice(tmp_path, between):
     assert result["payments"] == result["charged"] == 10
     assert result["ambiguous"] >= result["unanswered"] > 0
     assert result["charged_twice"] == 0
+    # Each order was packed, and fetched or reminded of, although processes died around the commits of these steps:
+    assert (result["killed_between_steps"], result["steps_lost"], result["steps_twice"]) == (3, 0, 0)
+    assert result["reminders"] == 5
     # The second service has heard of all of it, once, whoever died:
     assert (result["between"], result["broker_killed"]) == (between, 0 if own else 1)
     assert result["events"] == result["handled"] == 50

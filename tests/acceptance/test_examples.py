@@ -178,6 +178,25 @@ def django_tasks(examples: Examples) -> None:
     assert [job.result for job in run_jobs()] == [3]
 
 
+@reads("docs/howto/durable.md")
+def durable(examples: Examples) -> None:
+    trials = examples.run()
+    with pytest.raises(RuntimeError, match="needs a job"):
+        trials.trial(new_order().customer_id, [])
+    monthly = examples.run().monthly
+    with patch.object(monthly._get_current_object(), "version", lambda name: False):
+        before = monthly.delay("today")  # by the old code
+        run_jobs()
+    after = monthly.delay("today")
+    run_jobs(until=timezone.now() + timedelta(hours=2))
+    assert (before.get(), after.get()) == ("today: old", "today: new")
+    Customer.objects.all().delete()
+    tests = examples.run().TrialTest
+    for name in ("test_who_is_approved_is_charged", "test_a_week_without_an_answer_takes_the_order_back"):
+        tests(name).debug()
+        Customer.objects.all().delete()
+
+
 @reads("docs/howto/events.md")
 def events(examples: Examples) -> None:
     examples.run(INSTALLED_APPS=[])
@@ -243,6 +262,20 @@ def migrate_from_procrastinate(examples: Examples) -> None:
     ran = run_jobs(until=timezone.now() + timedelta(minutes=2))
     names = [job.task.removeprefix("accounts.tasks.") for job in ran]
     assert sorted(names) == ["summarize", *3 * ["sync"], *2 * ["welcome"]]
+
+
+@reads("docs/howto/migrate-from-temporal.md")
+def migrate_from_temporal(examples: Examples) -> None:
+    trials, order = examples.run(), new_order()
+    for _ in range(2):
+        trials.begin(order.customer_id)
+    run_jobs(until=timezone.now() + timedelta(days=3))
+    trials.approve(order.customer_id, "ada")
+    [last] = run_jobs()
+    assert last.result.endswith(", by ada")
+    trials.begin(order.customer_id)
+    run_jobs(until=timezone.now() + timedelta(days=10))
+    assert Job.objects.order_by("pk").last().result == "nobody approved"
 
 
 @reads("docs/howto/monitor.md")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import smtplib
 import uuid
+from datetime import timedelta
 
 import pytest
 from django.core import mail
@@ -12,13 +13,15 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.db import IntegrityError, transaction
 from django.test import Client
 from django.urls import reverse
+from django.utils import timezone
 
 from jobs.models import Job
+from jobs.testing import run_jobs
 from shop import views
 from shop.forms import SignUpForm
 from shop.models import Customer, CustomerFile, DailySummary, Import, Order, WelcomeEffect
-from shop.services import ask_for_data, place_order, sign_up
-from shop.tasks import collect_data, import_customers, import_orders, send_welcome_email, summarize
+from shop.services import ask_for_data, fetch, place_order, sign_up
+from shop.tasks import collect_data, fulfil_order, import_customers, import_orders, send_welcome_email, summarize
 from tests.helpers.harness import Worker, deliver
 from tests.helpers.servers import free_port, wait_for
 from tests.helpers.why import first
@@ -313,6 +316,80 @@ def test_a_customers_data_are_collected_from_the_admin(admin_client, ada):
     job = Job.objects.get()
     assert (job.task, job.args) == ("shop.tasks.collect_data", [ada.pk])
     assert str(job.pk) in page.content.decode()
+
+
+# An order, from the parcel to the customer
+
+
+@pytest.fixture
+def order(ada) -> Order:
+    """It is paid, and on its way."""
+    order = Order.objects.create(customer=ada, cents=1990, charge="ch_1")
+    fulfil_order.delay(order.pk)
+    return order
+
+
+def notes(order: Order) -> list[str]:
+    return list(order.notes.order_by("pk").values_list("what", flat=True))
+
+
+def days(number: float):
+    return timezone.now() + timedelta(days=number)
+
+
+def test_an_order_is_packed_when_it_is_paid(ada, monkeypatch):
+    monkeypatch.setattr("shop.payments.charge", lambda *given, **more: {"id": "ch_1"})
+    order = place_order(ada, 1990)
+    run_jobs()
+    assert notes(order) == ["packed"]
+    assert Job.objects.get(task=fulfil_order.name).waits_for == f"signal:fetched:{order.public_id}"
+
+
+def test_who_fetches_an_order_in_time_is_not_reminded(order, admin_client):
+    run_jobs(until=days(6))
+    chosen = {"action": "fetched", "_selected_action": [order.pk]}
+    for _ in range(2):
+        admin_client.post(reverse("admin:shop_order_changelist"), chosen)
+    run_jobs(until=days(60))
+    assert notes(order) == ["packed", "fetched"]
+    assert not mail.outbox
+    assert Job.objects.get(task=fulfil_order.name).state == "succeeded"
+    assert "fetched" in text(admin_client.get(f"/admin/shop/order/{order.pk}/change/"))
+
+
+def test_an_order_that_is_fetched_while_it_is_packed_is_fetched(order):
+    fetch(order)
+    run_jobs(until=days(60))
+    assert notes(order) == ["fetched", "packed"]
+    assert not mail.outbox
+
+
+def test_who_does_not_fetch_an_order_is_reminded_once(order):
+    run_jobs(until=days(6))
+    assert not mail.outbox
+    run_jobs(until=days(8))
+    [message] = mail.outbox
+    assert (message.to, message.subject) == (["ada@example.com"], "Your order is waiting for you")
+    assert str(order.public_id) in message.body
+    fetch(order)
+    assert run_jobs(until=days(60)) == []
+    assert notes(order) == ["packed", "reminded", "fetched"]
+
+
+def test_a_reminder_that_is_refused_is_tried_again_and_nothing_else(order, monkeypatch):
+    seen = []
+
+    def refuse(self, messages):
+        seen.extend(message.message()["Message-ID"] for message in messages)
+        if len(seen) < 3:
+            raise smtplib.SMTPServerDisconnected("gone")
+        return 1
+
+    monkeypatch.setattr("django.core.mail.backends.locmem.EmailBackend.send_messages", refuse)
+    run_jobs(until=days(8))
+    job = Job.objects.get(task=fulfil_order.name)
+    assert seen == [f"<remind.{job.pk}@shop.example.com>"] * 3
+    assert notes(order) == ["packed", "reminded"]
 
 
 # A file of customers

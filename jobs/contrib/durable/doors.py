@@ -112,6 +112,11 @@ class Durable(Extension):
 
         return rows.metrics()
 
+    def idle(self, app: Any, using: str, clock: Any) -> bool:
+        from jobs.contrib.durable import signals
+
+        return signals.look_again(using)
+
     def prune(self, using: str, budget: float) -> Mapping[str, int]:
         from jobs.contrib.durable import signals
 

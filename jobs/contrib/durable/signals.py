@@ -92,16 +92,20 @@ def _look(key: str, using: str) -> None:
     fresh.update(look_until=time.time() + LOOKED_AFTER)
 
 
-def look_again(using: str) -> None:
-    """Wake who waits for a signal that came in the last minute: its sender, or the waiting run, may not have looked."""
+def look_again(using: str) -> bool:
+    """Wake who waits for a signal that came in the last minute: its sender, or the waiting run, may not have looked.
+
+    False: nobody was woken.
+    """
     recent = Signal.objects.using(using).filter(taken_by=None, look_until__gt=time.time())
     fresh = list(recent.filter(look_until=NOT_LOOKED).values_list("pk", flat=True)[: conf().BATCH])
     waits = transitions.awaiting(Concat(Value(SIGNAL), OuterRef("key")), using)
-    for key in set(recent.filter(Exists(waits)).values_list("key", flat=True)[: conf().BATCH]):
-        transitions.wake(SIGNAL + key, using)
+    keys = set(recent.filter(Exists(waits)).values_list("key", flat=True)[: conf().BATCH])
+    woken = [transitions.wake(SIGNAL + key, using) for key in keys]
     if fresh:
         rows = Signal.objects.using(using).filter(pk__in=fresh)
         rows.update(look_until=time.time() + LOOKED_AFTER)
+    return any(woken)
 
 
 def is_there(key: str, using: str) -> bool:

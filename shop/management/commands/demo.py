@@ -47,6 +47,10 @@ ROWS = (
     ("ambiguous", "charges of which nobody knew whether they happened, called again"),
     ("charged", "charges made by the payment provider"),
     ("charged_twice", "orders charged twice"),
+    ("reminders", "distinct reminders sent to who did not fetch an order in time"),
+    ("killed_between_steps", "processes killed around the commits of these tasks' steps, and as one began to wait"),
+    ("steps_lost", "steps of orders lost"),
+    ("steps_twice", "steps of orders done twice"),
     ("lost", "lost"),
     ("twice", "effects committed twice"),
     ("events", "events told by the shop: signed up, paid"),
@@ -176,7 +180,7 @@ class Command(BaseCommand):
         self.stdout.write("")
         for key, text in ROWS:
             line = f"{text:{width}}  {result[key]:>6}"
-            if key in ("half_done", "charged_twice", "lost", "twice", "events_lost", "events_twice"):
+            if key == "half_done" or key.endswith(("lost", "twice")):
                 line = self.style.ERROR(line) if result[key] else self.style.SUCCESS(line)
             self.stdout.write(line)
         self.stdout.write(f"\nThe events went over {result['between']}.\n{WHY_MORE_MAILS}")

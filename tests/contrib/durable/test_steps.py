@@ -8,6 +8,7 @@ import pytest
 from celery import shared_task
 from django.db import connection, transaction
 from django.db.transaction import TransactionManagementError
+from django.test import TestCase
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -72,6 +73,15 @@ def test_a_wait_that_is_over_gives_none_and_keeps_it():
     assert Step.objects.get().state == "done"
 
 
+def test_a_wait_is_over_when_its_job_comes_due():
+    """Two statements reckon the two moments, and a database may read its clock for each."""
+    result = bodies.waits.delay("k", timeout=3600)
+    run_jobs()
+    Step.objects.update(until=job_of(result).run_at + datetime.timedelta(milliseconds=50))
+    run_jobs(until=later(1 / 16))
+    assert job_of(result).state == "succeeded"
+
+
 def test_a_signal_before_its_wait_is_kept_for_it():
     jobs.signal("k", 7)
     result = bodies.waits.delay("k")
@@ -112,6 +122,24 @@ def test_the_clock_wakes_who_was_missed(monkeypatch):
     signals.look_again("default")
     run_jobs()
     assert job_of(result).result == 3
+
+
+class InOneTransaction(TestCase):
+    """As most projects test: nothing is committed."""
+
+    def test_signals_and_children_let_a_task_go_on(self):
+        result = bodies.onboard.delay("a")
+        run_jobs(until=later(3))
+        with transaction.atomic():
+            send_signal("approved:a", 1)
+        run_jobs()
+        assert job_of(result).result == [{"key": "a:reserve"}, 1, ["a:ann", "a:bob"]]
+
+    def test_a_signal_before_its_wait_is_kept_for_it(self):
+        jobs.signal("k", 7)
+        result = bodies.waits.delay("k")
+        run_jobs()
+        assert job_of(result).result == 7
 
 
 def test_a_signal_with_a_wrong_key_or_payload_is_refused():
