@@ -63,27 +63,21 @@ _CHANGES = ("pattern", "version", "queue", "rank", "is_ordered", "keep_failed")
 def matches(pattern: str, name: str) -> bool:
     """Whether a pattern (``shop.order.*``, ``shop.#``) names the event, as RabbitMQ's topic exchanges do.
 
-    Anybody may have written either. It takes at most as many steps as the product of their words: only what the last
-    ``#`` stands for is ever tried anew.
+    Anybody may have written either: it takes at most as many steps as the product of their words.
     """
     if pattern == name:
         return True
-    wanted, words = pattern.split("."), name.split(".") if name else []
-    place = at = 0
-    #: Behind the last ``#``, and the first word that it does not stand for.
-    again: tuple[int, int] | None = None
-    while at < len(words):
-        word = wanted[place] if place < len(wanted) else None
+    words = name.split(".") if name else []
+    #: How many words the pattern may stand for, up to each of its own.
+    counts = {0}
+    for word in pattern.split("."):
         if word == "#":
-            place += 1
-            again = place, at
-        elif word is not None and word in ("*", words[at]):
-            place, at = place + 1, at + 1
-        elif again is None:
-            return False
+            counts = {*range(min(counts), len(words) + 1)}
         else:
-            place, at = again = again[0], again[1] + 1
-    return all(word == "#" for word in wanted[place:])
+            counts = {count + 1 for count in counts if count < len(words) and word in ("*", words[count])}
+        if not counts:
+            return False
+    return len(words) in counts
 
 
 def wants_since(row: Subscription, name: str) -> datetime.datetime | None:

@@ -77,49 +77,6 @@ def numbers(events: Iterable[Any]) -> RawSQL:
     return RawSQL(f"CASE id {' '.join(f'WHEN {event.pk} THEN {event.number}' for event in events)} END", [])
 
 
-#: It takes one step through the index for each name.
-_NAMES = """
-WITH RECURSIVE known (name) AS (
-    SELECT min(name) FROM jobs_event
-    UNION ALL
-    SELECT (SELECT min(name) FROM jobs_event WHERE name > known.name) FROM known WHERE known.name IS NOT NULL
-)
-SELECT name FROM known WHERE name IS NOT NULL LIMIT %s
-"""
-
-
-def names(using: str, limit: int = 10_000) -> list[str]:
-    """The names of all events, in one statement."""
-    return [name for (name,) in databases.ask(using, _NAMES, limit)]
-
-
-# The jobs of handlers
-
-_PART = "SELECT * FROM (SELECT task, id, state FROM jobs_job WHERE {} LIMIT {}) AS part{}"
-_PARTS = (
-    "state = 'ready' AND held IS NOT NULL ORDER BY queue, id",
-    "state = 'scheduled' ORDER BY run_at",
-    "state = 'running'",
-    "state IN ('failed', 'cancelled') ORDER BY id DESC",
-)
-_READY = "state = 'ready' AND held IS NULL AND queue = %s ORDER BY queue, rank, run_at, id"
-
-
-def handled(using: str, tasks: Collection[str], queues: Collection[str], most: int) -> list[tuple[str, bool, int, Any]]:
-    """Of each task how many jobs live, how many failed, and the first id of each: ``task, is_failed, number, id``.
-
-    It reads so many jobs at the most: of each queue, of those that are held back, of those that are scheduled, of those
-    that run, and of the newest that ended without success.
-    """
-    parts = [*[_READY] * len(queues), *_PARTS]
-    union = " UNION ALL ".join(_PART.format(sql, most, number) for number, sql in enumerate(parts))
-    # Ids are in the order of time. PostgreSQL has no min() of UUIDs.
-    first = "min(CAST(id AS text))" if _is_postgresql(using) else "min(id)"
-    sql = f"""SELECT task, state = 'failed', count(*), {first} FROM ({union}) AS found
-        WHERE task IN ({", ".join(["%s"] * len(tasks))}) AND state <> 'cancelled' GROUP BY 1, 2"""
-    return databases.ask(using, sql, *queues, *tasks)
-
-
 # Jobs that wait behind others
 
 #: The keys come sorted, so that two who lock several do not wait for each other.
