@@ -26,11 +26,12 @@ from django.test.signals import clear_cache_handlers
 from django.utils import timezone
 
 from jobs.conf import conf, reads_rows
-from jobs.contrib.crashtest.copies import Copy
+from jobs.contrib.crashtest.copies import Copy, use
 from jobs.contrib.crashtest.recorder import Operation, Recorder, import_clients
 from jobs.lifecycle.worker_state import WorkerState, worker_state
 from jobs.maintenance import rescue
 from jobs.models import LIVE, Job, Node, Pause
+from jobs.store import databases
 from jobs.testing.inline import run_jobs
 
 #: Jobs that are put off for longer are not run. Retries and snoozes come before that.
@@ -166,8 +167,7 @@ class Children:
         for connection in connections.all(initialized_only=True):
             # It is not closed: a database in memory belongs to the parent.
             connection.connection = None
-        for copy in self.copies:
-            copy.use()
+        use(self.copies)
         app: Any = current_app._get_current_object()
         app.conf.task_always_eager = False
         if not reads_rows(app):
@@ -213,10 +213,11 @@ def run_whole() -> None:
         raise Broken(f"{RUNS} jobs ran, and there are still more: does one enqueue itself?")
 
 
-def rescue_all() -> None:
-    """Give back the jobs of killed runs, as the maintenance of a worker does."""
-    for alias in conf().DATABASES:
-        for node in Node.objects.using(alias).filter(dead_at=None).values_list("pk", flat=True):
+def go_on() -> None:
+    """Give back the jobs of killed runs, as the maintenance of a worker does, and run them."""
+    for rows in databases.each(Node.objects.filter(dead_at=None)):
+        for node in rows.values_list("pk", flat=True):
             rescue.bury(node)
     for alias in conf().DATABASES:
         rescue.rescue_all(alias)
+    run_all()

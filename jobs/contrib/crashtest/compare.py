@@ -108,9 +108,7 @@ class Varying:
                 names = _unlike(row, twin)
                 differences += [Difference(label, pk, name, repr(row[name]), repr(twin.get(name))) for name in names]
             elif row or twin:
-                sides = (_text(row), "no row") if row else ("no row", _text(twin))
-                if not pk:
-                    sides = (f"a row {_text(row)}", "none") if row else ("no row", f"another row {_text(twin)}")
+                sides = (f"a row {_text(each)}" if each else "no row" for each in (row, twin))
                 differences.append(Difference(label, pk, "", *sides))
         return differences
 
@@ -205,14 +203,9 @@ def _unlike(row: Row, twin: Row) -> list[str]:
 
 
 def _without(rows: Sequence[Row], others: Sequence[Row]) -> list[Row]:
-    left = Counter(map(_text, others))
-    found = []
-    for row in sorted(rows, key=_text):
-        if left[_text(row)]:
-            left[_text(row)] -= 1
-        else:
-            found.append(row)
-    return found
+    known = {_text(row): row for row in rows}
+    left = Counter(map(_text, rows)) - Counter(map(_text, others))
+    return [known[text] for text in sorted(left.elements())]
 
 
 def effects(expected: Outcome, found: Outcome, keys: set[str | None]) -> Iterator[tuple[Operation, int, int]]:

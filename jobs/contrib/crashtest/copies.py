@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,46 +41,15 @@ class Change(NamedTuple):
 
 
 class Copy:
-    """Of a database that cannot be reached: it stays unreachable for the runs, even if the original comes back."""
-
     #: Whether the database can say who waits for a lock.
     knows_waits = False
 
-    def __init__(self, alias: str) -> None:
+    #: A column, as it is compared and shown.
+    value = "{}"
+
+    def __init__(self, alias: str, name: str) -> None:
         #: There are several if a test mirrors the database.
         self.aliases = [alias]
-
-    def use(self) -> None:
-        """In a child: let its aliases lead to the copy from now on."""
-
-        def refuse() -> None:
-            raise OperationalError(f"the database {self.aliases[0]!r} could not be reached, and has no copy")
-
-        connections[self.aliases[0]].connect = refuse  # type: ignore[method-assign]
-        # Other threads have other connections.
-        connections.settings[self.aliases[0]]["ENGINE"] = "django.db.backends.dummy"
-
-    def freeze(self) -> None:
-        """Keep the present state: :meth:`restore` goes back to it."""
-
-    def restore(self) -> None:
-        """Go back to the frozen state."""
-
-    def changes(self) -> list[Change]:
-        """What differs from the frozen state."""
-        return []
-
-    def drop(self) -> None:
-        """Remove the copy."""
-
-    def waits(self, name: str) -> bool:
-        """Whether a connection of this name waits for a lock."""
-        return False
-
-
-class _RealCopy(Copy):
-    def __init__(self, alias: str, name: str) -> None:
-        super().__init__(alias)
         connection = connections[alias]
         tables = set(connection.introspection.table_names())
         self.models: list[type[Model]] = [
@@ -92,19 +62,26 @@ class _RealCopy(Copy):
         self.name = name
         self._quote = connection.ops.quote_name
 
-    def use(self) -> None:
-        for alias in self.aliases:
-            for settings in (connections[alias].settings_dict, connections.settings[alias]):
-                settings["NAME"] = self.name
+    def freeze(self) -> None:
+        """Keep the present state: :meth:`restore` goes back to it."""
+        raise NotImplementedError
 
-    #: A column, as it is compared and shown.
-    value = "{}"
+    def restore(self) -> None:
+        raise NotImplementedError
+
+    def drop(self) -> None:
+        """Remove the copy."""
+
+    def waits(self, name: str) -> bool:
+        """Whether a connection of this name waits for a lock."""
+        return False
 
     def _table(self, model: type[Model]) -> tuple[str, list[str]]:
         """The name of its table, and the names of the columns."""
         return self._quote(model._meta.db_table), [self._quote(each.column) for each in _fields(model)]
 
     def changes(self) -> list[Change]:
+        """What differs from the frozen state."""
         found = []
         for model in self.models:
             table, columns = self._table(model)
@@ -130,14 +107,10 @@ def _fields(model: type[Model]) -> list[Any]:
     return [each for each in model._meta.local_concrete_fields if not getattr(each, "generated", False)]
 
 
-def _keys(model: type[Model]) -> list[Any]:
-    """The fields of its primary key."""
-    key: Any = model._meta.pk
-    return list(getattr(key, "fields", [key]))
-
-
 def _key(model: type[Model], row: Row) -> str:
-    return ", ".join(str(row[each.attname]) for each in _keys(model))
+    key: Any = model._meta.pk
+    # Several fields may be the key.
+    return ", ".join(str(row[each.attname]) for each in getattr(key, "fields", [key]))
 
 
 @contextmanager
@@ -157,11 +130,9 @@ def copied(directory: Path) -> Iterator[list[Copy]]:
                 # It may be open already, from before the test: then Django forbids only what is asked over it.
                 with connections[alias].cursor():
                     pass
-            except (Error, DatabaseOperationForbidden) as exc:
+            except (Error, DatabaseOperationForbidden):
                 if alias in conf().DATABASES:
                     raise
-                if isinstance(exc, Error):
-                    found[alias] = Copy(alias)
                 continue
             vendor, settings = connections[alias].vendor, connections[alias].settings_dict
             place = tuple(str(settings[key]) for key in ("HOST", "PORT", "NAME"))
@@ -180,7 +151,24 @@ def copied(directory: Path) -> Iterator[list[Copy]]:
                 copy.drop()
 
 
-class SQLiteCopy(_RealCopy):
+def use(copies: Iterable[Copy]) -> None:
+    """In a child: each alias leads to its copy from now on. What could not be reached stays so."""
+    names = {alias: copy.name for copy in copies for alias in copy.aliases}
+    for alias in connections:
+        if alias in names:
+            for settings in (connections[alias].settings_dict, connections.settings[alias]):
+                settings["NAME"] = names[alias]
+        else:
+            connections[alias].connect = partial(_refuse, alias)  # type: ignore[method-assign]
+            # Other threads have other connections.
+            connections.settings[alias]["ENGINE"] = "django.db.backends.dummy"
+
+
+def _refuse(alias: str) -> None:
+    raise OperationalError(f"the database {alias!r} could not be reached, and has no copy")
+
+
+class SQLiteCopy(Copy):
     def __init__(self, alias: str, directory: Path) -> None:
         super().__init__(alias, str(directory / f"{alias}.sqlite3"))
         self._frozen = str(directory / f"{alias}.frozen.sqlite3")
@@ -202,7 +190,7 @@ class SQLiteCopy(_RealCopy):
             return connection.execute(sql, params).fetchall()
 
 
-class PostgresCopy(_RealCopy):
+class PostgresCopy(Copy):
     knows_waits = True
     #: As text, because JSON has no equality.
     value = "to_json({})::text"
