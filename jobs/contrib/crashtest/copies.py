@@ -41,9 +41,6 @@ class Change(NamedTuple):
 
 
 class Copy:
-    #: Whether the database can say who waits for a lock.
-    knows_waits = False
-
     #: A column, as it is compared and shown.
     value = "{}"
 
@@ -72,10 +69,6 @@ class Copy:
     def drop(self) -> None:
         """Remove the copy."""
 
-    def waits(self, name: str) -> bool:
-        """Whether a connection of this name waits for a lock."""
-        return False
-
     def _table(self, model: type[Model]) -> tuple[str, list[str]]:
         """The name of its table, and the names of the columns."""
         return self._quote(model._meta.db_table), [self._quote(each.column) for each in _fields(model)]
@@ -88,7 +81,7 @@ class Copy:
             names, values = [each.attname for each in _fields(model)], ", ".join(map(self.value.format, columns))
             sides: list[dict[str, Row]] = []
             for one, other in ((f"{FROZEN}.{table}", table), (table, f"{FROZEN}.{table}")):
-                rows = self._execute(f"SELECT {values} FROM {one} EXCEPT SELECT {values} FROM {other}")
+                rows = self.execute(f"SELECT {values} FROM {one} EXCEPT SELECT {values} FROM {other}")
                 dicts = (dict(zip(names, self._read(row), strict=True)) for row in rows)
                 sides.append({_key(model, row): row for row in dicts})
             before, after = sides
@@ -98,7 +91,7 @@ class Copy:
     def _read(self, row: tuple[Any, ...]) -> Iterable[Any]:
         return row
 
-    def _execute(self, sql: str, *params: Any) -> list[Any]:
+    def execute(self, sql: str, *params: Any) -> list[Any]:
         """In the copy, where the frozen tables are in a schema of their own."""
         raise NotImplementedError
 
@@ -115,10 +108,7 @@ def _key(model: type[Model], row: Row) -> str:
 
 @contextmanager
 def copied(directory: Path) -> Iterator[list[Copy]]:
-    """Have a copy of each database that the test may use, for the length of a block.
-
-    Parameters:
-        directory: for the files of the copies.
+    """Have a copy of each database that the test may use, for the length of a block; files are in the directory.
 
     Raises:
         RuntimeError: this kind of database cannot be copied, or others are connected to it.
@@ -184,14 +174,13 @@ class SQLiteCopy(Copy):
             path.unlink()
         shutil.copyfile(self._frozen, self.name)
 
-    def _execute(self, sql: str, *params: Any) -> list[Any]:
+    def execute(self, sql: str, *params: Any) -> list[Any]:
         with closing(sqlite3.connect(self.name)) as connection:
             connection.execute(f"ATTACH ? AS {FROZEN}", [self._frozen])
             return connection.execute(sql, params).fetchall()
 
 
 class PostgresCopy(Copy):
-    knows_waits = True
     #: As text, because JSON has no equality.
     value = "to_json({})::text"
 
@@ -217,7 +206,7 @@ class PostgresCopy(Copy):
         self._connection.settings_dict["NAME"] = self.name
         with suppress(Error):
             # Only a superuser may do this. Otherwise a deadlock lasts a second.
-            self._execute(f"ALTER DATABASE \"{self.name}\" SET deadlock_timeout = '50ms'")
+            self.execute(f"ALTER DATABASE \"{self.name}\" SET deadlock_timeout = '50ms'")
 
     def _drop_earlier(self, original: str) -> None:
         """Drop what a killed crash test left. A database of this name that is no such copy stays."""
@@ -243,25 +232,25 @@ class PostgresCopy(Copy):
 
     def freeze(self) -> None:
         changed = self._changed() if self._is_frozen else {self._table(model)[0] for model in self.models}
-        self._execute(f"CREATE SCHEMA IF NOT EXISTS {FROZEN}")
+        self.execute(f"CREATE SCHEMA IF NOT EXISTS {FROZEN}")
         for table in changed:
-            self._execute(f"DROP TABLE IF EXISTS {FROZEN}.{table}; CREATE TABLE {FROZEN}.{table} AS TABLE {table}")
+            self.execute(f"DROP TABLE IF EXISTS {FROZEN}.{table}; CREATE TABLE {FROZEN}.{table} AS TABLE {table}")
         self._is_frozen = True
 
     def restore(self) -> None:
         # The connection of a killed process may still hold locks.
-        self._execute(
+        self.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
             "AND pid <> pg_backend_pid() AND usename = current_user"
         )
         changed = self._changed()
         # In one transaction, because foreign keys are checked at its end.
-        self._execute("BEGIN; SET CONSTRAINTS ALL DEFERRED")
+        self.execute("BEGIN; SET CONSTRAINTS ALL DEFERRED")
         for table in changed:
-            self._execute(f"DELETE FROM {table}")
+            self.execute(f"DELETE FROM {table}")
         for table, columns in changed.items():
-            self._execute(f"INSERT INTO {table} ({columns}) SELECT {columns} FROM {FROZEN}.{table}")
-        self._execute("COMMIT")
+            self.execute(f"INSERT INTO {table} ({columns}) SELECT {columns} FROM {FROZEN}.{table}")
+        self.execute("COMMIT")
 
     def _changed(self) -> dict[str, str]:
         """Tables, and their columns."""
@@ -272,17 +261,10 @@ class PostgresCopy(Copy):
         self._connection.close()
         self._admin(f'DROP DATABASE IF EXISTS "{self.name}" WITH (FORCE)')
 
-    def waits(self, name: str) -> bool:
-        sql = (
-            "SELECT 1 FROM pg_stat_activity WHERE application_name = %s AND datname = current_database() "
-            "AND wait_event_type = 'Lock'"
-        )
-        return bool(self._execute(sql, name))
-
     def _read(self, row: tuple[Any, ...]) -> Iterable[Any]:
         return (each and json.loads(each) for each in row)
 
-    def _execute(self, sql: str, *params: Any) -> list[Any]:
+    def execute(self, sql: str, *params: Any) -> list[Any]:
         with self._connection.cursor() as cursor:
             cursor.execute(sql, params or None)
             return cursor.fetchall() if cursor.description else []

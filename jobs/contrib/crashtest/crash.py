@@ -1,4 +1,4 @@
-"""Kill a run at every point where it can die, let two runs meet at every step, and compare what is left."""
+"""Kill a run at every point where it can die, and compare what is left."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from django.db.transaction import TransactionManagementError
 
 from jobs import extensions
 from jobs.conf import conf, is_ours
-from jobs.contrib.crashtest import child, compare, copies, recorder
+from jobs.contrib.crashtest import child, compare, copies
 from jobs.contrib.crashtest.child import Children
 from jobs.contrib.crashtest.compare import Outcome, Varying
 from jobs.contrib.crashtest.recorder import Operation
 from jobs.contrib.crashtest.report import Examination, Finding, as_html
+from jobs.inspection import frames
 from jobs.lifecycle.redaction import Shown
 from jobs.models import Job
 from jobs.store import databases
@@ -105,11 +106,7 @@ def examine(
     budget: tuple[int, float] = BUDGET,
     is_sealed: bool = False,
 ) -> Examination:
-    """Do what :func:`assert_idempotent` does, and return what it finds.
-
-    Parameters:
-        is_sealed: the runs send no mail and no HTTP request.
-    """
+    """Return what :func:`assert_idempotent` would find. ``is_sealed``: the runs send no mail and no HTTP request."""
     if not is_ours(task):
         raise TypeError(f"{task!r} is no task of jobs: nothing of its runs is kept, so nothing can be said of them")
     for alias in conf().DATABASES:
@@ -148,11 +145,10 @@ class Examiner:
     def __init__(self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any], children: Children) -> None:
         self.task, self.args, self.kwargs, self.children = task, args, kwargs, children
         seen = Shown(Job.of({"task": task.name, "args": list(args), "kwargs": dict(kwargs)}))
-        given = [*map(repr, seen.args), *(f"{name}={value!r}" for name, value in seen.kwargs.items())]
-        self.examination = Examination(task.name, f"{task.name}({', '.join(given)})")
+        self.examination = Examination(task.name, f"{task.name}({seen.arguments})")
         code = getattr(inspect.unwrap(task.run), "__code__", None)
         #: The place of a finding for which no line of the task is known.
-        self.home = (recorder.shown(code.co_filename), code.co_firstlineno) if code else ("", 0)
+        self.home = (frames.shown(code.co_filename), code.co_firstlineno) if code else ("", 0)
 
     def run(self, beside: Sequence[Any] | None, budget: tuple[int, float]) -> Examination:
         self.children.do(child.forget_others)
@@ -195,9 +191,8 @@ class Examiner:
         outcome = self._outcome(self.children.do(child.run_whole, job=self.job).operations, self.job)
         [(state, error)] = outcome.jobs
         if state != "succeeded":
-            raise RuntimeError(
-                f"{self.examination.call} does not succeed without a fault: {state}: {error or 'it waits'}"
-            )
+            says = f"{state}: {error or 'it waits'}"
+            raise RuntimeError(f"{self.examination.call} does not succeed without a fault: {says}")
         return outcome
 
     def _points(self) -> list[int]:
@@ -210,8 +205,6 @@ class Examiner:
             points = sorted(kept)
         return points
 
-    # Killed
-
     def _kill(self, point: int) -> None:
         self.children.restore()
         dying = self.children.do(child.run_all, job=self.job, dies_after=point)
@@ -219,39 +212,34 @@ class Examiner:
         found = self._outcome([*dying.operations, *rescued.operations], self.job)
         after = next((each for each in self.expected.operations if each.number == point), None)
         before = next((each for each in self.expected.operations if each.number > point and each.is_own), None)
-        for finding in self.compare(self.expected, found, "killed {}", after, before):
+        for finding in self.compare(self.expected, found, "killed {}", (after, before)):
             finding.points.append(point)
             self.examination.add(finding)
 
     def compare(
-        self,
-        expected: Outcome,
-        found: Outcome,
-        fault: str,
-        after: Operation | None,
-        before: Operation | None,
-        cure: str = "",
+        self, expected: Outcome, found: Outcome, fault: str, between: Sequence[Operation | None], cure: str = ""
     ) -> list[Finding]:
         """
         Parameters:
             fault: in words; ``{}`` stands for its place.
-            after, before: the operations between which it happened.
+            between: the operations after and before which it happened.
             cure: the cure if rows differ; by default the operation before the fault decides.
         """
-        between = ", ".join(f"{word} {each}" for word, each in (("after", after), ("before", before)) if each)
-        fault = fault.format(between or "at its end")
+        after, before = between
+        place = ", ".join(f"{word} {each}" for word, each in (("after", after), ("before", before)) if each)
+        fault = fault.format(place or "at its end")
         file, line = next(((each.file, each.line) for each in (after, before) if each and each.line), self.home)
         findings = []
         for operation, want, have in compare.effects(expected, found, self.varying.keys):
-            place = (operation.file, operation.line) if operation.line else (file, line)
+            where = (operation.file, operation.line) if operation.line else (file, line)
             kind, says = "twice", f"{_counted(operation, want, have)}, without a key"
             why = "message" if operation.kind == "celery" else "key"
             if have < want:
                 kind, says, why = "lost", f"{_counted(operation, want, have)}: it is lost", _lost_by(after)
                 if why != "hook" and after is not None and after.line:
                     # This line made the next run believe that the effect had happened.
-                    place = (file, line)
-            findings.append(Finding(kind, fault, *place, CURES[why], says=[says]))
+                    where = (file, line)
+            findings.append(Finding(kind, fault, *where, CURES[why], says=[says]))
         if found.failure and not expected.failure:
             says = f"the job does not succeed: {found.failure}"
             findings.append(Finding("failed", fault, file, line, CURES["again"], says=[says]))
@@ -260,13 +248,11 @@ class Examiner:
             findings.append(Finding("rows", fault, file, line, cure, differences, [str(each) for each in differences]))
         return findings
 
-    # A second one
-
     def _repeat(self) -> None:
         """A second job of the same idempotency key has nothing to do."""
         self.children.restore()
         twice = self.rest()
-        differences = self.varying.differences(self.expected, twice, ignored=[Job])
+        differences = self.varying.differences(self.expected.without_jobs(), twice.without_jobs())
         says = [str(each) for each in differences]
         says += [_counted(*each) for each in compare.effects(self.expected, twice, self.varying.keys)]
         if says:

@@ -7,7 +7,6 @@ child of the test, which ends after its run.
 from __future__ import annotations
 
 import http.client
-import json
 import os
 import signal
 import smtplib
@@ -17,12 +16,10 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from email import message_from_string
 from functools import partial, wraps
-from importlib import import_module
 from multiprocessing.connection import Connection
-from types import FrameType
 from typing import Any
 
 from celery import current_app
@@ -36,7 +33,7 @@ from django.utils.text import Truncator
 from jobs.conf import syncpoints
 from jobs.contrib.isolation import isolation
 from jobs.execution import pipeline
-from jobs.inspection.frames import FOREIGN
+from jobs.inspection.frames import own_line
 from jobs.lifecycle.run import current_run
 from jobs.store import databases
 
@@ -89,27 +86,6 @@ class Operation:
         return f"{self.number}. {self.what} ({self.place})"
 
 
-# Whose line it is
-
-
-def own_line(frame: FrameType | None) -> tuple[str, int]:
-    """The innermost line of the task's own code, and not of Django, of this app or of another library."""
-    while frame is not None and frame.f_code.co_filename != pipeline.__file__:
-        path = frame.f_code.co_filename
-        if not path.startswith("<") and not FOREIGN.search(path):
-            return shown(path), frame.f_lineno
-        frame = frame.f_back
-    return "", 0
-
-
-def shown(filename: str) -> str:
-    path = os.path.relpath(filename)
-    return filename if path.startswith("..") else path
-
-
-# In the child
-
-
 @dataclass
 class Recorder:
     #: Tells the parent of each operation, at once, because this process may be killed.
@@ -143,18 +119,18 @@ class Recorder:
             elif kind == "cache":
                 _around(owner, name, partial(self._caching, name))
         # This sends several mails at once.
-        _around(EmailBackend, "send_messages", lambda _, messages: self.operation("mail", _mails(messages)))
+        _around(EmailBackend, "send_messages", self._mailing)
         current_app.amqp.send_task_message = self._sending
 
-    def tell(self, **said: Any) -> None:
-        """Tell the parent."""
+    def tell(self, said: Any) -> None:
+        """Tell the parent: an operation, or attributes of :class:`jobs.contrib.crashtest.child.Child`."""
         with self._lock:
-            self.pipe.send_bytes(json.dumps(said).encode())
+            self.pipe.send(said)
 
     def _wait(self) -> None:
         if self.is_stepwise:
             with self._lock:
-                self.tell(is_waiting=True)
+                self.tell({"is_waiting": True})
                 try:
                     self.pipe.recv_bytes()
                 except EOFError:
@@ -181,26 +157,28 @@ class Recorder:
         try:
             yield
         except Exception as exc:
-            error = databases.sqlstate(exc) or type(exc).__name__
-            self.tell(number=operation.number, error=error, ended=time.monotonic())
+            operation.error = databases.sqlstate(exc) or type(exc).__name__
+            operation.ended = time.monotonic()
+            self.tell(operation)
             raise
         finally:
             self._inside.is_on = False
         self._end(operation)
 
     def _begin(self, kind: str, what: str, key: str | None) -> Operation:
-        file, line = own_line(sys._getframe(1))
+        file, line = own_line(sys._getframe(1), pipeline.__file__)
         self._count += 1
         run = current_run()
         is_own = run is None or self.job in (None, run.job.pk)
         operation = Operation(self._count, kind, what, file, line, key, is_own=is_own, at=time.monotonic())
-        self.tell(**asdict(operation))
+        self.tell(operation)
         if is_own:
             self._wait()
         return operation
 
     def _end(self, operation: Operation) -> None:
-        self.tell(number=operation.number, is_done=True, ended=time.monotonic())
+        operation.is_done, operation.ended = True, time.monotonic()
+        self.tell(operation)
         if operation.is_own:
             self._die(operation.number)
 
@@ -230,6 +208,9 @@ class Recorder:
 
     def _caching(self, name: str, cache: Any, key: Any = "", *args: Any, **kwargs: Any) -> AbstractContextManager[None]:
         return self.operation("cache", f"cache.{name}({key!r})")
+
+    def _mailing(self, sender: Any, messages: Sequence[EmailMessage]) -> AbstractContextManager[None]:
+        return self.operation("mail", f"{len(messages)} mails: {'; '.join(_mail(each)[0] for each in messages)}")
 
     def _sending(self, producer: Any, name: str, message: Any, **options: Any) -> None:
         """A message to a stock task is noted, and not sent."""
@@ -306,13 +287,6 @@ class HttpRefused(Exception):
     """``manage.py jobs crashtest`` makes no HTTP requests without ``--allow-http``."""
 
 
-def import_clients() -> None:
-    """Import the clients that are to refuse requests, so that they also do if a body imports them later."""
-    for module, *_ in CLIENTS:
-        with suppress(ImportError):
-            import_module(module)
-
-
 def _refuse(*args: Any, **kwargs: Any) -> Any:
     raise HttpRefused("HTTP and connections to mail servers are refused here (--allow-http)")
 
@@ -352,10 +326,6 @@ def _mail(sender: Any, *args: Any) -> tuple[str, str | None]:
 
 def _headers(text: str) -> dict[str, str]:
     return {name: str(value) for name, value in message_from_string(text).items()}
-
-
-def _mails(messages: Sequence[EmailMessage]) -> str:
-    return f"{len(messages)} mails: {'; '.join(_mail(message)[0] for message in messages)}"
 
 
 def _request(request: Any) -> tuple[str, str | None]:

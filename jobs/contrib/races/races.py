@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 from jobs.contrib.crashtest.compare import Outcome, Varying
+from jobs.contrib.crashtest.copies import PostgresCopy
 from jobs.contrib.crashtest.crash import Examiner
 from jobs.contrib.crashtest.recorder import Operation
 from jobs.contrib.crashtest.report import Finding
@@ -22,7 +23,7 @@ ORDER = "let everybody lock rows in the same order: guard(queryset) takes them i
 def meet(examiner: Examiner, most: int, seconds: float) -> None:
     """Try at most so many schedules, for so many seconds, and add what is found."""
     task, examination = examiner.task, examiner.examination
-    if task.atomic and all(not copy.knows_waits for copy in examiner.children.copies):
+    if task.atomic and not any(isinstance(copy, PostgresCopy) for copy in examiner.children.copies):
         why = "on SQLite one body with a transaction waits for the other"
         examination.notes.append(f"two at once: left out, because {why}")
         return
@@ -59,7 +60,7 @@ def _try(examiner: Examiner, steps: Sequence[interleave.Step], serial: Sequence[
     if any(ended):
         victim = 0 if ended[0] else 1
         examiner.examination.add(_deadlock(ended[victim][0], both[victim], both[1 - victim], examiner.home))
-    tried = [examiner.compare(each, found, fault, after, before, STALE) for each in serial]
+    tried = [examiner.compare(each, found, fault, (after, before), STALE) for each in serial]
     if all(tried):
         for finding in min(tried, key=len):
             examiner.examination.add(finding)

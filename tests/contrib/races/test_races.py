@@ -67,4 +67,7 @@ def test_without_guard_it_is_found(row, monkeypatch):
 def test_without_the_lock_it_is_found(row, monkeypatch):
     assert_idempotent(rows.locked, row.pk)
     monkeypatch.setattr(pipeline, "lock", lambda key, ttl: contextlib.nullcontext(1))
-    assert f"tests.Imported {row.pk}.fence: expected 2, found 1" in found_in(rows.locked, row.pk, budget=(40, 60.0))[0].says
+    assert (
+        f"tests.Imported {row.pk}.fence: expected 2, found 1"
+        in found_in(rows.locked, row.pk, budget=(40, 60.0))[0].says
+    )
