@@ -1,10 +1,8 @@
 """The life of a job, for its page: when it was what, what people did, and what failed."""
 
 import datetime
-import re
 import uuid
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from django.utils import timezone
@@ -12,20 +10,10 @@ from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext_lazy as _
 
 from jobs.admin import html
+from jobs.inspection.frames import own_frames
 from jobs.lifecycle.transitions import NEVER
 from jobs.models import Action, Job
 from jobs.operations.actions import OPERATIONS
-
-#: A frame of a traceback, with the lines of source and markers below it.
-_FRAME = re.compile(r'^  File "(?P<path>[^"]*)", line \d+.*\n(?:    .*\n?)*', re.MULTILINE)
-
-#: Paths of what is installed, comes with Python, or is this app. The traceback may be of another machine.
-_FOREIGN = re.compile(
-    r"[/\\](site-packages|dist-packages|lib[/\\]python\d[\d.]*)[/\\]|^<frozen |^"
-    + re.escape(str(Path(__file__).parents[1]))
-    + r"[/\\]"
-)
-
 
 TIMES = {
     "created_at": _("created"),
@@ -87,10 +75,3 @@ def when(entry: Any) -> datetime.datetime | None:
     except (KeyError, TypeError, ValueError):
         return None
     return timezone.make_aware(at) if at is not None and timezone.is_naive(at) else at
-
-
-def own_frames(traceback: str) -> str:
-    """The frames of the project's own code. Empty if there are none, or if there are no others."""
-    frames = list(_FRAME.finditer(traceback))
-    mine = [frame[0] for frame in frames if not _FOREIGN.search(frame["path"])]
-    return "".join(mine) if len(mine) < len(frames) else ""

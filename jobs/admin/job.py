@@ -99,14 +99,12 @@ def _fault(job: Any) -> str:
 
 def _as_call(job: Job) -> str:
     """The call as Python, to be pasted into a shell; redacted."""
-    seen = Shown(job)
-    given = [*map(repr, seen.args), *(f"{name}={value!r}" for name, value in seen.kwargs.items())]
     app = celery_app()
     task = app and app.tasks.get(job.task)
     # The name of a task need not be the path of its function.
     path = job.task if task is None else f"{task.__module__}.{task.__name__}"
     module, _, name = path.rpartition(".")
-    call = f"from {module} import {name}\n{name}.delay({', '.join(given)})" if module else f"{name}.delay(...)"
+    call = f"from {module} import {name}\n{name}.delay({Shown(job).arguments})" if module else f"{name}.delay(...)"
     return html.preformatted(call)
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jobs.events.declare import EventType, Handled, event, handler
 
-PUBLIC = {"testing.assert_fits": "fits"}
 SETTINGS = ("RETENTION_EVENTS",)
 
 __all__ = ["EventType", "Handled", "event", "handler"]

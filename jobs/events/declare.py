@@ -6,24 +6,20 @@ import datetime
 import functools
 import inspect
 import re
-import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import celery
 from asgiref.sync import sync_to_async
-from django.apps import apps
 
 from jobs import extensions
-from jobs.events import order, outbox
+from jobs.events import order, store
 from jobs.events.models import EVENT_HEADER
 from jobs.events.schema import Schema
 from jobs.idempotency.keys import KeyTemplate
 from jobs.lifecycle.run import current_job
-from jobs.models import Job
 from jobs.store import databases
 from jobs.task import Task
 
@@ -60,11 +56,7 @@ def event(
         raise ValueError(f"@event({name!r}): {says}")
     if isinstance(version, bool) or not isinstance(version, int) or not 0 < version < 2**15:
         raise ValueError(f"@event({name!r}): version={version!r} must be a whole number above 0")
-
-    def declare(function: Callable[..., Any]) -> EventType:
-        return EventType(function, name, version, order_key, using)
-
-    return declare
+    return functools.partial(EventType, name=name, version=version, order_key=order_key, using=using)
 
 
 class EventType:
@@ -79,19 +71,16 @@ class EventType:
         self, function: Callable[..., Any], name: str, version: int, order_key: Any, using: str | None
     ) -> None:
         functools.update_wrapper(self, function)
+        #: Where it is declared.
+        self.place = f"{function.__module__}.{function.__qualname__}"
         self.function, self.name, self.version, self.using = function, name, version, using
         self.schema = Schema.of(function, f"the event {name}")
-        self._order_key = None
-        if order_key is not None:
-            self._order_key = KeyTemplate("order_key", order_key, inspect.signature(function))
+        signature = inspect.signature(function)
+        self._order_key = None if order_key is None else KeyTemplate("order_key", order_key, signature)
         known = types.get((name, version), self)
         if known.place != self.place:
             raise ValueError(f"the event {name!r}, version {version}, is declared twice: {known.place}, {self.place}")
         types[name, version] = self
-
-    @property
-    def place(self) -> str:
-        return f"{self.function.__module__}.{self.function.__qualname__}"
 
     def __repr__(self) -> str:
         return f"<event {self.name}: {self.place}>"
@@ -109,7 +98,7 @@ class EventType:
         key = None if self._order_key is None else self._order_key.of((), values)
         using = databases.job_alias(self.using)
         headers = {name: each for carried in extensions.through("carried") for name, each in carried().items()}
-        return outbox.insert(self.name, self.version, data, key, using, headers)
+        return store.insert(using, self.name, self.version, data, key, headers)
 
     async def aemit(self, *args: Any, **kwargs: Any) -> uuid.UUID:
         """The same for async code."""
@@ -144,8 +133,7 @@ class Handler(Task):
     #: Columns of its ``Subscription``, as the code says them.
     subscribes: dict[str, Any] | None = None
 
-    def run_over(self, job: Job) -> None:
-        order.release_next(job)
+    run_over = staticmethod(order.release_next)
 
     @property
     def event(self) -> Handled | None:
@@ -213,9 +201,8 @@ def handler(
 
         # A call by hand is told of a wrong argument. An event may have more fields than the handler has parameters.
         signature = inspect.signature(function)
-        parameters = list(signature.parameters.values())
-        if not any(each.kind is each.VAR_KEYWORD for each in parameters):
-            parameters.append(inspect.Parameter("other_fields", inspect.Parameter.VAR_KEYWORD))
+        rest = [] if schema.takes_rest else [inspect.Parameter("other_fields", inspect.Parameter.VAR_KEYWORD)]
+        parameters = [*signature.parameters.values(), *rest]
         run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         run.schema = schema  # type: ignore[attr-defined]
         del run.__wrapped__
@@ -223,15 +210,3 @@ def handler(
         return made
 
     return declare
-
-
-def lost_handlers() -> Iterator[str]:
-    """The ``handlers.py`` of installed apps that handle events, and that the import of the tasks left out."""
-    for config in apps.get_app_configs():
-        name, path = f"{config.name}.handlers", Path(config.path)
-        # An app with a celery.py that is not imported here is another service.
-        if name in sys.modules or ((path / "celery.py").exists() and f"{config.name}.celery" not in sys.modules):
-            continue
-        file = path / "handlers.py"
-        if file.exists() and "jobs.events" in file.read_text(errors="replace"):
-            yield name

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Mapping
-from threading import Event
 from typing import Any
 
-from jobs.doors import Attempt, Extension, Thread
+from jobs.doors import Extension, Thread
 
+#: In the supervisor: events wait to be handed on.
+wakeup = threading.Event()
 
-def hand_on(stopping: Event, attempt: Attempt) -> None:
-    from jobs.events import relay
-
-    thread = relay.RelayThread()
-    while not stopping.is_set():
-        attempt(thread.run_once)
-        thread.wait()
+#: What a notification says then; no queue is called so.
+WAKEUP = "\tevents"
 
 
 class Events(Extension):
@@ -26,26 +23,24 @@ class Events(Extension):
         return store.LOOKS
 
     def threads(self) -> list[Thread]:
-        return [hand_on]
-
-    def registered(self) -> None:
         from jobs.events import relay
 
+        return [relay.RelayThread().run]
+
+    def registered(self) -> None:
         # The handlers are written once more for this node.
-        relay.wakeup.set()
+        wakeup.set()
 
     def heard(self, told: Collection[str] | None) -> None:
-        from jobs.events import outbox, relay
-
-        if told is None or outbox.WAKEUP in told:
-            relay.wakeup.set()
+        if told is None or WAKEUP in told:
+            wakeup.set()
 
     def ticked(self, answers: Mapping[str, Mapping[str, Any]]) -> None:
-        from jobs.events import order, relay
+        from jobs.events import order
         from jobs.store import databases
 
         if any(each["is_told"] for each in answers.values()):
-            relay.wakeup.set()
+            wakeup.set()
         databases.everywhere(order.look_for_stuck, [using for using, each in answers.items() if each["is_behind"]])
 
     def prune(self, using: str, budget: float) -> None:

@@ -5,7 +5,6 @@ release it takes away both. It is released if no other job of its key is live, b
 process that ends a job releases the next one. If it dies before it does, the next tick of any worker finds that one.
 """
 
-import uuid
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
@@ -37,8 +36,7 @@ def release(using: str, keys: Iterable[str]) -> int:
         rows = Job.objects.using(using).filter(order_key__in=wanted, order_position=None, state__in=LIVE)
         wanted -= set(rows.order_by().values_list("order_key", flat=True))
     for key in sorted(wanted):
-        queue = store.release_first(using, key)
-        if queue is not None:
+        if (queue := store.release_first(using, key)) is not None:
             done += 1
             transaction.on_commit(partial(wakeups.notify, using, {queue}), using=using, robust=True)
     return done
@@ -61,15 +59,8 @@ def again(jobs: QuerySet[Job], using: str) -> dict[str, Any]:
     # Race: the process that hands an event of the key on releases it at once if there is no other one.
     Relay.objects.using(using).select_for_update().filter(pk=1).first()
     transaction.on_commit(partial(release, using, [found[1]]), using=using, robust=True)
-    return behind(found[0])
-
-
-def behind(job_id: uuid.UUID) -> dict[str, Any]:
-    """The columns of a job that runs again, until it is released: before all that wait, in the order of their ids.
-
-    The first 64 bits of an id are the time at which it was made.
-    """
-    return {"state": State.SCHEDULED, "run_at": NEVER, "order_position": (job_id.int >> 64) - 2**63}
+    # Before all that wait, by the first 64 bits of its id: the time at which it was made.
+    return {"state": State.SCHEDULED, "run_at": NEVER, "order_position": (found[0].int >> 64) - 2**63}
 
 
 _seldom = Seldom(20)

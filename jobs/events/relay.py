@@ -7,12 +7,12 @@ the events, and no event is handed on twice.
 from __future__ import annotations
 
 import datetime
-import threading
 import time
 import uuid
 from collections import defaultdict
 from collections.abc import Container, Iterable, Sequence
 from functools import partial
+from threading import Event as Signal
 from typing import Any
 
 from django.db import connections, transaction
@@ -24,7 +24,9 @@ from jobs.calling.calls import rank_of
 from jobs.conf import conf, import_tasks, is_ours, loaded_app, service
 from jobs.conf.logs import logger
 from jobs.conf.syncpoints import reach
+from jobs.doors import Attempt
 from jobs.events import order, store
+from jobs.events.doors import wakeup
 from jobs.events.models import ARGS, EVENT_HEADER, UNRELAYED, Event, Relay, Subscription
 from jobs.events.services import publisher
 from jobs.lifecycle.transitions import NEVER, now_plus
@@ -33,9 +35,6 @@ from jobs.models import Job, Node, State
 from jobs.models.fields import uuid7
 from jobs.models.values import named
 from jobs.store import databases, of
-
-#: In the supervisor: events wait to be handed on.
-wakeup = threading.Event()
 
 #: Seconds after which the handlers are forgotten that only a dead worker knows. Later events make no jobs for them.
 GRACE = 3600.0
@@ -63,50 +62,35 @@ _CHANGES = ("pattern", "version", "queue", "rank", "is_ordered", "keep_failed")
 def matches(pattern: str, name: str) -> bool:
     """Whether a pattern (``shop.order.*``, ``shop.#``) names the event, as RabbitMQ's topic exchanges do.
 
-    Anybody may have written either. It takes at most as many steps as the product of their words: only what the last
-    ``#`` stands for is ever tried anew.
+    Anybody may have written either: it takes at most as many steps as the product of their words.
     """
     if pattern == name:
         return True
-    wanted, words = pattern.split("."), name.split(".") if name else []
-    place = at = 0
-    #: Behind the last ``#``, and the first word that it does not stand for.
-    again: tuple[int, int] | None = None
-    while at < len(words):
-        word = wanted[place] if place < len(wanted) else None
+    words = name.split(".") if name else []
+    #: How many words the pattern may stand for, up to each of its own.
+    counts = {0}
+    for word in pattern.split("."):
         if word == "#":
-            place += 1
-            again = place, at
-        elif word is not None and word in ("*", words[at]):
-            place, at = place + 1, at + 1
-        elif again is None:
-            return False
+            counts = {*range(min(counts), len(words) + 1)}
         else:
-            place, at = again = again[0], again[1] + 1
-    return all(word == "#" for word in wanted[place:])
-
-
-def wants_since(row: Subscription, name: str) -> datetime.datetime | None:
-    """Since when the handler has wanted events of the name without a break; None: it does not want them."""
-    found = None
-    for pattern, _, since in reversed(_periods(row)):
-        if not matches(pattern, name):
-            break
-        found = since
-    return found
+            counts = {count + 1 for count in counts if count < len(words) and word in ("*", words[count])}
+        if not counts:
+            return False
+    return len(words) in counts
 
 
 def has_had(row: Subscription, event: Event) -> bool:
     """Whether the handler was there for the event, and wanted it, when it was handed on."""
-    for pattern, version, since in reversed(_periods(row)):
+    for pattern, version, since in periods(row):
         if event.relayed_at is not None and since < event.relayed_at:
             return version in (None, event.version) and matches(pattern, event.name)
     return False
 
 
-def _periods(row: Subscription) -> list[tuple[str, int | None, datetime.datetime]]:
+def periods(row: Subscription) -> list[tuple[str, int | None, datetime.datetime]]:
+    """What it wanted, and since when; the newest first."""
     before = [(pattern, version, datetime.datetime.fromisoformat(since)) for pattern, version, since in row.before]
-    return [*before, (row.pattern, row.version, row.since)]
+    return [(row.pattern, row.version, row.since), *reversed(before)]
 
 
 def subscribe(app: Any, using: str) -> None:
@@ -180,12 +164,8 @@ def forget_gone(using: str) -> None:
         logger.info("%s handles %s no longer", row.handler, row.pattern, extra={"action": "unsubscribed"})
 
 
-def lock(using: str, waits: bool = True) -> Relay:
-    """The row that lets events be handed on, locked until the end of the transaction.
-
-    Raises:
-        Relay.DoesNotExist: without waiting: another process has it.
-    """
+def lock(using: str, waits: bool = True) -> Any:
+    """The row that lets events be handed on, locked until the transaction ends. None: it would have had to wait."""
     # If the process stands still, it would keep this row until it is found dead.
     of(using).end_if_idle(STILL)
     rows = Relay.objects.using(using).filter(pk=1)
@@ -193,9 +173,7 @@ def lock(using: str, waits: bool = True) -> Relay:
     # Race: another first one may have committed it since.
     if found is None and (waits or not rows.exists()):
         Relay.objects.using(using).bulk_create([Relay(pk=1)], ignore_conflicts=True)
-        found = rows.select_for_update().first()
-    if found is None:
-        raise Relay.DoesNotExist
+        found = rows.select_for_update().get()
     return found
 
 
@@ -205,14 +183,11 @@ def hand_on(app: Any, using: str) -> int | None:
     if not waiting.exists():
         return 0
     with transaction.atomic(using=using):
-        try:
-            relay = lock(using, waits=False)
-        except Relay.DoesNotExist:
+        if (relay := lock(using, waits=False)) is None:
             return None
         events, values = list(waiting[:LIMIT]), dict[str, Any](relayed_at=Now())
         if (broker := publisher()) is not None:
-            broker.give_numbers(using, events)
-            values["number"] = store.numbers(events)
+            values |= broker.give_numbers(using, events)
         make_jobs(app, using, relay, events)
         Event.objects.using(using).filter(pk__in=[event.pk for event in events]).update(**values)
         reach("before_relay")
@@ -229,15 +204,12 @@ def make_jobs(
     again: str | None = None,
     without: Container[tuple[uuid.UUID | None, str]] = (),
 ) -> dict[int, int]:
-    """One job for each event and handler, in the transaction that has locked the relay.
+    """One job for each event and handler, in the transaction that has locked the relay; how many, by its ``pk``.
 
     Parameters:
         to: only for the handlers of this service.
         again: the replay for which they are handled once more; None: they never were.
         without: what a handler had already: the event's id and the handler.
-
-    Returns:
-        For each event, by its ``pk``, how many jobs were made.
     """
     known = list(Subscription.objects.using(using).filter(**{"service": to} if to else {}))
     found: dict[int, int] = {}
@@ -266,9 +238,9 @@ def make_jobs(
         busy = store.busy(using, ordered)
     behind = []
     for key, jobs in ordered.items():
-        first, rest = (None, jobs) if key in busy else (jobs[0], jobs[1:])
-        plain += [first] if first else []
-        behind += rest
+        free = 0 if key in busy else 1
+        plain += jobs[:free]
+        behind += jobs[free:]
     for job in behind:
         relay.place += 1
         job.order_position, job.state, job.run_at = relay.place, State.SCHEDULED, NEVER
@@ -295,29 +267,12 @@ def handled(using: str, events: Sequence[Event], to: str, mark: str | None) -> s
 
 
 def _job(event: Event, to: Subscription, again: str | None) -> Job:
-    about: dict[str, Any] = {
-        "id": str(event.uuid),
-        "name": event.name,
-        "version": event.version,
-        "source": event.source,
-        "at": event.at.isoformat(),
-        "order_key": event.order_key,
-    }
-    if again is not None:
-        about["again"] = again
+    about = {name: getattr(event, name) for name in ("name", "version", "source", "order_key")}
+    about |= {"id": str(event.uuid), "at": event.at.isoformat()} | ({} if again is None else {"again": again})
     headers = dict(event.headers)
-    return Job.of(
-        {
-            "id": uuid7(),
-            "task": to.handler,
-            "args": headers.pop(ARGS, []),
-            "kwargs": event.data,
-            "queue": to.queue,
-            "rank": to.rank,
-            "parent_id": event.uuid,
-            "options": {"headers": {**headers, EVENT_HEADER: about}},
-        }
-    )
+    goes = {"task": to.handler, "queue": to.queue, "rank": to.rank}
+    says = {"args": headers.pop(ARGS, []), "kwargs": event.data, "parent_id": event.uuid}
+    return Job.of({"id": uuid7(), **goes, **says, "options": {"headers": {**headers, EVENT_HEADER: about}}})
 
 
 def hand_on_here(app: Any, using: str) -> bool:
@@ -338,12 +293,14 @@ class RelayThread:
         self._registered: dict[str, uuid.UUID] = {}
         self._look_at = time.monotonic() + RARELY
 
-    def wait(self) -> None:
-        """Wait for a wake-up. If it gets lost, the tick of the clock finds the events."""
-        wakeup.wait()
-        if not all(map(store.is_notified, conf().DATABASES)):
-            time.sleep(SOON)
-        wakeup.clear()
+    def run(self, stopping: Signal, attempt: Attempt) -> None:
+        while not stopping.is_set():
+            attempt(self.run_once)
+            # If a wake-up gets lost, the tick of the clock finds the events.
+            wakeup.wait()
+            if any(of(using).has_one_writer for using in conf().DATABASES):
+                time.sleep(SOON)
+            wakeup.clear()
 
     def run_once(self) -> None:
         if self._app is None:

@@ -18,11 +18,6 @@ from uuid import UUID
 from jobs.conf import did_you_mean
 from jobs.models.values import jsonable
 
-POSSIBLE = (
-    "str, int, float, bool, None, Any, datetime, date, time, Decimal, UUID, list[T], dict[str, T], tuple[T, ...], "
-    "Literal, Enum, unions, TypedDict and dataclasses"
-)
-
 #: What a conversion of wrong data raises.
 WRONG = (TypeError, ValueError, OverflowError, RecursionError)
 
@@ -88,14 +83,12 @@ class Schema:
                     kind.convert(one.default, one.name, True)
                 except (TypeError, ValueError) as exc:
                     raise TypeError(f"{where} has a default that does not fit its annotation: {exc}") from None
-        takes_rest = len(fields) < len(parameters)
-        return cls(what, signature.replace(parameters=parameters), fields, takes_rest)
+        return cls(what, signature.replace(parameters=parameters), fields, takes_rest=len(fields) < len(parameters))
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The values of a call by the names of its parameters, with the defaults. Raises TypeError as a call does."""
-        for name in kwargs:
-            if name not in self.fields:
-                raise TypeError(f"{self.what} has no parameter {name}{did_you_mean(name, self.fields)}")
+        if odd := [name for name in kwargs if name not in self.fields]:
+            raise TypeError(f"{self.what} has no parameter {odd[0]}{did_you_mean(odd[0], self.fields)}")
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as exc:
@@ -121,9 +114,8 @@ class Schema:
         """
         names = [one.name for one in self.signature.parameters.values() if one.kind is one.POSITIONAL_OR_KEYWORD]
         if len(args) > len(names):
-            raise Misfit(
-                f"{self.what}: {len(args)} values have no name, and the handler takes {len(names)} by position"
-            )
+            says = f"{len(args)} values have no name, and the handler takes {len(names)} by position"
+            raise Misfit(f"{self.what}: {says}")
         data = {**dict(zip(names, args, strict=False)), **data}
         rest = {name: data[name] for name in data if name not in self.fields} if self.takes_rest else {}
         try:
@@ -163,7 +155,11 @@ def _kind(hint: Any, where: str, within: tuple[Any, ...] = ()) -> Kind:
         return _choice([one.value for one in hint], where, hint)
     if isinstance(hint, type) and (typing.is_typeddict(hint) or dataclasses.is_dataclass(hint)):
         return _record(hint, where, within)
-    raise TypeError(f"{where} is annotated with {hint!r}, which an event cannot carry: use {POSSIBLE}")
+    raise TypeError(
+        f"{where} is annotated with {hint!r}, which an event cannot carry: use str, int, float, bool, None, Any, "
+        "datetime, date, time, Decimal, UUID, list[T], dict[str, T], tuple[T, ...], Literal, Enum, unions, TypedDict "
+        "and dataclasses"
+    )
 
 
 def _wrong(expected: str, value: Any, where: str) -> TypeError:

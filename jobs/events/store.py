@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import json
+import uuid
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from django.db import connections, transaction
 from django.db.models import Exists, OuterRef
-from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 
 from jobs import store
+from jobs.calling.outbox import notify_after
+from jobs.conf import conf, service
+from jobs.events.doors import WAKEUP
+from jobs.lifecycle.run import current_job
 from jobs.models import LIVE, Job, State
+from jobs.models.fields import uuid7
+from jobs.models.values import check_size
 from jobs.store import databases
 from jobs.store.sessions import has_begun, session_of
-
-#: For how many keys one look finds jobs that were not released, at the most.
-KEYS = 1000
 
 _LIVE = "state IN ('scheduled', 'ready', 'running')"
 
@@ -28,15 +32,6 @@ LOOKS = {
     "is_told": "EXISTS (SELECT 1 FROM jobs_event WHERE relayed_at IS NULL AND received_at IS NULL)",
     "is_behind": f"{{rare}} AND EXISTS (SELECT 1 FROM jobs_job WHERE {_WAITS})",
 }
-
-
-def _is_postgresql(using: str) -> bool:
-    return store.of(using).has_notify
-
-
-def is_notified(using: str) -> bool:
-    """Whether a notification says that there is an event. On SQLite each write may be one."""
-    return not store.of(using).has_one_writer
 
 
 # Events
@@ -54,70 +49,30 @@ _TOLD = {
 }
 
 
-def insert(using: str, told: Mapping[str, Any]) -> None:
-    """Write an event. Until this transaction ends no other one writes an event of its name and order key.
+def insert(
+    using: str, name: str, version: int, data: dict[str, Any], order_key: str | None, headers: dict[str, Any]
+) -> uuid.UUID:
+    """Write an event into the caller's transaction; returns its id. ``ValueError``: it is too large.
 
-    So ids of one key are in the order of their commits. (SQLite has one writer.)
+    Until this transaction ends no other one writes an event of its name and order key. So ids of one key are in the
+    order of their commits. (SQLite has one writer.)
     """
-    values = [told[column] for column in _TOLD]
+    key, job, text = uuid7(), current_job(), json.dumps(data)
+    check_size(text, f"the event {name} has", conf().MAX_ARGS_BYTES)
+    more = [json.dumps(headers) if headers else None, job and job.pk.hex]
+    values: list[Any] = [key.hex, name, version, service(), text, order_key, *more]
     source = f"VALUES ({', '.join(['%s'] * len(_TOLD))})"
-    name = f"{told['name']} {told['order_key']}".replace("\0", " ")
-    if told["order_key"] is not None and _is_postgresql(using):
-        locked = "pg_advisory_xact_lock(hashtextextended(%s, 7215))"
-        source = f"SELECT {', '.join(f'%s::{cast}' for cast in _TOLD.values())} FROM {locked}"
-        values.append(name)
-    elif told["order_key"] is not None:
-        store.of(using).lock_names([f"told {name}"])
+    locked = f"{name} {order_key}".replace("\0", " ")
+    if order_key is not None and store.of(using).has_notify:
+        lock = "pg_advisory_xact_lock(hashtextextended(%s, 7215))"
+        source = f"SELECT {', '.join(f'%s::{cast}' for cast in _TOLD.values())} FROM {lock}"
+        values.append(locked)
+    elif order_key is not None:
+        store.of(using).lock_names([f"told {locked}"])
     with connections[using].cursor() as cursor:
         cursor.execute(f"INSERT INTO jobs_event ({', '.join(_TOLD)}) {source}", values)
-
-
-def numbers(events: Iterable[Any]) -> RawSQL:
-    """The numbers that events were given, as the value of an update of their rows."""
-    return RawSQL(f"CASE id {' '.join(f'WHEN {event.pk} THEN {event.number}' for event in events)} END", [])
-
-
-#: It takes one step through the index for each name.
-_NAMES = """
-WITH RECURSIVE known (name) AS (
-    SELECT min(name) FROM jobs_event
-    UNION ALL
-    SELECT (SELECT min(name) FROM jobs_event WHERE name > known.name) FROM known WHERE known.name IS NOT NULL
-)
-SELECT name FROM known WHERE name IS NOT NULL LIMIT %s
-"""
-
-
-def names(using: str, limit: int = 10_000) -> list[str]:
-    """The names of all events, in one statement."""
-    return [name for (name,) in databases.ask(using, _NAMES, limit)]
-
-
-# The jobs of handlers
-
-_PART = "SELECT * FROM (SELECT task, id, state FROM jobs_job WHERE {} LIMIT {}) AS part{}"
-_PARTS = (
-    "state = 'ready' AND held IS NOT NULL ORDER BY queue, id",
-    "state = 'scheduled' ORDER BY run_at",
-    "state = 'running'",
-    "state IN ('failed', 'cancelled') ORDER BY id DESC",
-)
-_READY = "state = 'ready' AND held IS NULL AND queue = %s ORDER BY queue, rank, run_at, id"
-
-
-def handled(using: str, tasks: Collection[str], queues: Collection[str], most: int) -> list[tuple[str, bool, int, Any]]:
-    """Of each task how many jobs live, how many failed, and the first id of each: ``task, is_failed, number, id``.
-
-    It reads so many jobs at the most: of each queue, of those that are held back, of those that are scheduled, of those
-    that run, and of the newest that ended without success.
-    """
-    parts = [*[_READY] * len(queues), *_PARTS]
-    union = " UNION ALL ".join(_PART.format(sql, most, number) for number, sql in enumerate(parts))
-    # Ids are in the order of time. PostgreSQL has no min() of UUIDs.
-    first = "min(CAST(id AS text))" if _is_postgresql(using) else "min(id)"
-    sql = f"""SELECT task, state = 'failed', count(*), {first} FROM ({union}) AS found
-        WHERE task IN ({", ".join(["%s"] * len(tasks))}) AND state <> 'cancelled' GROUP BY 1, 2"""
-    return databases.ask(using, sql, *queues, *tasks)
+    notify_after(using, WAKEUP)
+    return key
 
 
 # Jobs that wait behind others
@@ -133,7 +88,7 @@ WHERE id = (SELECT id FROM jobs_job WHERE order_key = {{key}} AND {_WAITS} ORDER
 RETURNING queue
 """
 
-#: The keys of which jobs wait, one step through the index for each; while no other job of theirs is live.
+#: The keys of which jobs wait, one step through the index for each, while no other job of theirs is live; 1000 of them.
 _STUCK = f"""
 WITH RECURSIVE line (name) AS (
     SELECT min(order_key) FROM jobs_job WHERE {_WAITS}
@@ -143,7 +98,7 @@ WITH RECURSIVE line (name) AS (
 )
 SELECT name FROM line WHERE name IS NOT NULL AND NOT EXISTS (
     SELECT 1 FROM jobs_job WHERE order_key = line.name AND order_position IS NULL AND {_LIVE}
-) LIMIT {KEYS}
+) LIMIT 1000
 """
 
 #: Those of some keys of which a job is there: one step through the index for each, however many stand in its line. As
@@ -167,7 +122,7 @@ def stuck(using: str) -> list[str]:
 
 def lock(using: str, keys: Iterable[str]) -> None:
     """No other process releases a job of these keys until the transaction ends. (SQLite has one writer.)"""
-    if _is_postgresql(using):
+    if store.of(using).has_notify:
         databases.ask(using, _LOCK.format(keys="%s"), sorted(keys))
     else:
         store.of(using).lock_names([f"line {key}" for key in keys])
@@ -175,9 +130,15 @@ def lock(using: str, keys: Iterable[str]) -> None:
 
 def release_first(using: str, key: str) -> str | None:
     """Release the first job of the key, if no other one is live; returns its queue."""
-    if _is_postgresql(using):
+    if store.of(using).has_notify:
         return _release_postgresql(using, key)
-    return (_release_sqlite if store.of(using).has_one_writer else _release)(using, key)
+    if not store.of(using).has_one_writer:
+        return _release_mysql(using, key)
+    # Without the write lock at first: most lines are empty.
+    if not databases.ask(using, f"SELECT 1 FROM jobs_job WHERE order_key = %s AND {_WAITS} LIMIT 1", key):
+        return None
+    rows = databases.ask(using, RELEASE.format(key="%s", now=databases.NOW_SQLITE), key, key)
+    return rows[0][0] if rows else None
 
 
 def _release_postgresql(using: str, key: str) -> str | None:
@@ -192,15 +153,7 @@ def _release_postgresql(using: str, key: str) -> str | None:
     return found.get_value(0, 0).decode() if found.ntuples else None
 
 
-def _release_sqlite(using: str, key: str) -> str | None:
-    # Without the write lock at first: most lines are empty.
-    if not databases.ask(using, f"SELECT 1 FROM jobs_job WHERE order_key = %s AND {_WAITS} LIMIT 1", key):
-        return None
-    rows = databases.ask(using, RELEASE.format(key="%s", now=databases.NOW_SQLITE), key, key)
-    return rows[0][0] if rows else None
-
-
-def _release(using: str, key: str) -> str | None:
+def _release_mysql(using: str, key: str) -> str | None:
     line = Job.objects.using(using).filter(order_key=key, order_position__isnull=False, state=State.SCHEDULED)
     others = Job.objects.using(using).filter(order_key=OuterRef("order_key"), order_position=None, state__in=LIVE)
     with transaction.atomic(using=using):

@@ -85,6 +85,11 @@ class Shown:
         return {name: self._redacted(name, value) for name, value in kwargs.items()}
 
     @property
+    def arguments(self) -> str:
+        """Both, as a call has them."""
+        return ", ".join([*map(repr, self.args), *(f"{name}={value!r}" for name, value in self.kwargs.items())])
+
+    @property
     def result(self) -> Any:
         return self.value("result", self.job.result)
 

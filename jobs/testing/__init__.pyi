@@ -1,8 +1,8 @@
 from jobs.contrib.crashtest.crash import NotIdempotent as NotIdempotent
 from jobs.contrib.crashtest.crash import assert_idempotent as assert_idempotent
 from jobs.contrib.durable.signals import send_signal as send_signal
+from jobs.contrib.event_contracts.fits import assert_fits as assert_fits
 from jobs.contrib.isolation.isolation import isolation as isolation
-from jobs.events.fits import assert_fits as assert_fits
 from jobs.testing.inline import Runs as Runs
 from jobs.testing.inline import assert_enqueued as assert_enqueued
 from jobs.testing.inline import assert_not_enqueued as assert_not_enqueued

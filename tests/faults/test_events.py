@@ -8,7 +8,7 @@ import amqp
 import pytest
 
 from jobs.contrib.event_broker.amqp import queue_of
-from jobs.events import outbox
+from jobs.events import store
 from jobs.events.models import Event
 from shop.events import order_paid
 from tests.faults.guards import Without, guard
@@ -216,7 +216,7 @@ def test_an_event_that_does_not_fit_its_handler(services):
         services.subscribed(worker)
         services.tell(150)
         key = str(services.customers[0])
-        outbox.insert("shop.order.paid", 1, {"customer": key, "cents": "a lot"}, key, "default", {})
+        store.insert("default", "shop.order.paid", 1, {"customer": key, "cents": "a lot"}, key, {})
         services.tell(150)
         services.check(within=WORK, failed={"shop.loyalty.handlers.award_points": 1})
 

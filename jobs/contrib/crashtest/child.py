@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import gc
-import json
 import logging
 import os
 import shutil
@@ -13,6 +12,8 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib import import_module
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -22,15 +23,16 @@ from celery import current_app
 from celery.backends.base import DisabledBackend
 from django.conf import settings
 from django.db import connections
-from django.test.signals import clear_cache_handlers
+from django.test.utils import override_settings
 from django.utils import timezone
 
 from jobs.conf import conf, reads_rows
-from jobs.contrib.crashtest.copies import Copy
-from jobs.contrib.crashtest.recorder import Operation, Recorder, import_clients
+from jobs.contrib.crashtest.copies import Copy, use
+from jobs.contrib.crashtest.recorder import CLIENTS, Operation, Recorder
 from jobs.lifecycle.worker_state import WorkerState, worker_state
 from jobs.maintenance import rescue
 from jobs.models import LIVE, Job, Node, Pause
+from jobs.store import databases
 from jobs.testing.inline import run_jobs
 
 #: Jobs that are put off for longer are not run. Retries and snoozes come before that.
@@ -69,7 +71,7 @@ class Child:
         deadline = time.monotonic() + timeout
         while not (self.is_waiting or self.is_over) and self._pipe.poll(max(0, deadline - time.monotonic())):
             try:
-                self._hear(json.loads(self._pipe.recv_bytes()))
+                self._hear(self._pipe.recv())
             except (EOFError, ConnectionError):
                 self.is_over = True
                 os.waitpid(self.pid, 0)
@@ -77,14 +79,11 @@ class Child:
                     raise Broken(f"a child of the test failed:\n{self.error}") from None
         return self.is_waiting or self.is_over
 
-    def _hear(self, said: dict[str, Any]) -> None:
-        number = said.get("number")
-        if number is None:
-            vars(self).update(said)
-        elif number in self._noted:
-            vars(self._noted[number]).update(said)
+    def _hear(self, said: Any) -> None:
+        if isinstance(said, Operation):
+            self._noted[said.number] = said
         else:
-            self._noted[number] = Operation(**said)
+            vars(self).update(said)
 
     def go(self) -> None:
         self.is_waiting = False
@@ -98,17 +97,16 @@ class Child:
 
 
 class Children:
-    """
-    Parameters:
-        directory: for the files with their caches.
-        is_sealed: they send no mail and no HTTP request.
-    """
+    """Runs on the copies. Their caches are files of the directory; where it is sealed, no mail or request leaves."""
 
     def __init__(self, copies: Sequence[Copy], directory: Path, is_sealed: bool) -> None:
         self.copies, self.is_sealed = copies, is_sealed
         self.caches = directory / "caches"
         if is_sealed:
-            import_clients()
+            # They also refuse if a body imports them later.
+            for module, *_ in CLIENTS:
+                with suppress(ImportError):
+                    import_module(module)
 
     def restore(self) -> None:
         shutil.rmtree(self.caches, ignore_errors=True)
@@ -127,12 +125,7 @@ class Children:
         return child
 
     def start(self, work: Callable[[], Any], name: str = "jobs-crashtest", **recorded: Any) -> Child:
-        """Begin some work in a child.
-
-        Parameters:
-            name: what PostgreSQL calls its connections.
-            recorded: options of :class:`jobs.contrib.crashtest.recorder.Recorder`.
-        """
+        """Begin some work in a child. ``name``: of its connections to PostgreSQL; the rest: as of a ``Recorder``."""
         connections.close_all()
         ours, theirs = Pipe()
         with warnings.catch_warnings():
@@ -147,9 +140,9 @@ class Children:
             try:
                 self._become_a_worker(name)
                 recorder.install()
-                recorder.tell(answer=work())
+                recorder.tell({"answer": work()})
             except BaseException:
-                recorder.tell(error=traceback.format_exc())
+                recorder.tell({"error": traceback.format_exc()})
         finally:
             os._exit(0)
 
@@ -166,19 +159,20 @@ class Children:
         for connection in connections.all(initialized_only=True):
             # It is not closed: a database in memory belongs to the parent.
             connection.connection = None
-        for copy in self.copies:
-            copy.use()
+        use(self.copies)
         app: Any = current_app._get_current_object()
         app.conf.task_always_eager = False
         if not reads_rows(app):
             app._local.backend = DisabledBackend(app=app)
         # A change of another cache would be seen by others, and could not be undone.
         files = "django.core.cache.backends.filebased.FileBasedCache"
-        kept = {alias: given for alias, given in settings.CACHES.items() if given["BACKEND"].endswith("DummyCache")}
-        settings.CACHES = {
-            alias: {"BACKEND": files, "LOCATION": self.caches / alias} for alias in settings.CACHES
-        } | kept
-        clear_cache_handlers(setting="CACHES")
+        caches = {
+            alias: given
+            if given["BACKEND"].endswith("DummyCache")
+            else {"BACKEND": files, "LOCATION": self.caches / alias}
+            for alias, given in settings.CACHES.items()
+        }
+        override_settings(CACHES=caches).enable()
         if self.is_sealed:
             settings.EMAIL_BACKEND = "django.core.mail.backends.locmem.EmailBackend"
             app.conf.broker_url = "memory://"
@@ -189,10 +183,9 @@ class Children:
 
 def forget_others() -> None:
     """Remove all other jobs, pauses and workers from the copy."""
-    for alias in conf().DATABASES:
-        Job.objects.using(alias).filter(state__in=LIVE).delete()
-        Pause.objects.using(alias).all().delete()
-        Node.objects.using(alias).all().delete()
+    for rows in (Job.objects.filter(state__in=LIVE), Pause.objects.all(), Node.objects.all()):
+        for part in databases.each(rows):
+            part.delete()
 
 
 def enqueue(task: Any, args: Any, kwargs: Any) -> str:
@@ -213,10 +206,11 @@ def run_whole() -> None:
         raise Broken(f"{RUNS} jobs ran, and there are still more: does one enqueue itself?")
 
 
-def rescue_all() -> None:
-    """Give back the jobs of killed runs, as the maintenance of a worker does."""
-    for alias in conf().DATABASES:
-        for node in Node.objects.using(alias).filter(dead_at=None).values_list("pk", flat=True):
+def go_on() -> None:
+    """Give back the jobs of killed runs, as the maintenance of a worker does, and run them."""
+    for rows in databases.each(Node.objects.filter(dead_at=None)):
+        for node in rows.values_list("pk", flat=True):
             rescue.bury(node)
     for alias in conf().DATABASES:
         rescue.rescue_all(alias)
+    run_all()

@@ -2,6 +2,7 @@
 
 import json
 from argparse import Namespace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def crashtest(out: JobsCommand, args: Namespace) -> None:
     """
     # Imported late: it imports django.test, which no other command needs.
     from jobs.contrib.crashtest import crash
-    from jobs.contrib.crashtest.report import as_html, as_json
+    from jobs.contrib.crashtest.report import as_html
 
     app = project_app()
     with reported(TypeError, ValueError, RuntimeError, code=2):
@@ -52,7 +53,7 @@ def crashtest(out: JobsCommand, args: Namespace) -> None:
         )
     if args.html:
         Path(args.html).write_text(as_html(found))
-    out.say_json(as_json(found))
+    out.say_json({"is_idempotent": not found.findings, **asdict(found)})
     out.say(str(found), keep="\n")
     if found.findings:
         raise CommandError(f"{len(found.findings)} found.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from django.db.models import AutoField, Model
@@ -53,6 +53,9 @@ class Outcome:
     #: For each job that was asked for: its state, and how it failed.
     jobs: list[tuple[str, str]] = field(default_factory=list)
 
+    def without_jobs(self) -> Outcome:
+        return replace(self, changes=[each for each in self.changes if each.model is not Job])
+
     @property
     def is_over(self) -> bool:
         """Whether no job waits any more."""
@@ -62,7 +65,7 @@ class Outcome:
     @property
     def does_something(self) -> bool:
         """Whether it wrote a row of the project, made another job, or sent something."""
-        rows = (each for each in self.changes if _is_compared(each.model))
+        rows = (each for each in self.changes if _asked_for(each.model) != ())
         is_told = any(not each.before or each.model is not Job for each in rows)
         return is_told or any(each.kind not in ("sql", "commit") for each in self.operations)
 
@@ -76,10 +79,6 @@ def _asked_for(model: type[Model]) -> tuple[str, ...] | None:
     if model not in tables():
         return None
     return OWN_FIELDS.get(model) or getattr(model, "asked_for", ())
-
-
-def _is_compared(model: type[Model]) -> bool:
-    return _asked_for(model) != ()
 
 
 class Varying:
@@ -101,24 +100,20 @@ class Varying:
         #: The keys that are the same in each run, so that the receiver can recognise a repetition.
         self.keys = set.intersection(*keys) - {None}
 
-    def differences(self, expected: Outcome, found: Outcome, ignored: Sequence[type[Model]] = ()) -> list[Difference]:
+    def differences(self, expected: Outcome, found: Outcome) -> list[Difference]:
         differences = []
-        for label, pk, row, twin in self._pairs(expected, found, ignored):
+        for label, pk, row, twin in self._pairs(expected, found):
             if row and twin:
                 names = _unlike(row, twin)
                 differences += [Difference(label, pk, name, repr(row[name]), repr(twin.get(name))) for name in names]
             elif row or twin:
-                sides = (_text(row), "no row") if row else ("no row", _text(twin))
-                if not pk:
-                    sides = (f"a row {_text(row)}", "none") if row else ("no row", f"another row {_text(twin)}")
+                sides = (f"a row {_text(each)}" if each else "no row" for each in (row, twin))
                 differences.append(Difference(label, pk, "", *sides))
         return differences
 
-    def _pairs(
-        self, one: Outcome, other: Outcome, ignored: Sequence[type[Model]] = ()
-    ) -> Iterator[tuple[str, str, Row, Row]]:
+    def _pairs(self, one: Outcome, other: Outcome) -> Iterator[tuple[str, str, Row, Row]]:
         """Pair the rows of both: the model, the key (empty if the row is new), and a row of each."""
-        (old, new), (old_twins, new_twins) = (self._rows(each, ignored) for each in (one, other))
+        (old, new), (old_twins, new_twins) = map(self._rows, (one, other))
         for place in sorted({*old, *old_twins}):
             # If only one of the two has changed the row, the other has it as it was before.
             before = (old.get(place) or old_twins[place])[0]
@@ -134,14 +129,12 @@ class Varying:
                 yield label, "", row, twin
             yield from ((label, "", {}, row) for row in left)
 
-    def _rows(
-        self, outcome: Outcome, ignored: Sequence[type[Model]]
-    ) -> tuple[dict[tuple[str, str], tuple[Row, Row]], defaultdict[str, list[Row]]]:
+    def _rows(self, outcome: Outcome) -> tuple[dict[tuple[str, str], tuple[Row, Row]], dict[str, list[Row]]]:
         """Changed rows by model and key, before and after; and new rows by model.
 
         The key of a new row is not compared: it is only the next number.
         """
-        changes = [each for each in outcome.changes if each.model not in ignored and _is_compared(each.model)]
+        changes = [each for each in outcome.changes if _asked_for(each.model) != ()]
         names = {
             (each.model, each.after[pk.attname]): _text(self._plain(each.model, each.after, {}))
             for each in changes
@@ -163,9 +156,8 @@ class Varying:
         fields = _asked_for(model)
         for each in model._meta.local_concrete_fields:
             name: str = each.attname
-            if name not in row or (fields and name not in fields):
-                continue
-            if each.primary_key and isinstance(each, AutoField):
+            is_number = each.primary_key and isinstance(each, AutoField)
+            if is_number or name not in row or (fields and name not in fields):
                 continue
             value = _arguments(name, row) if model is Job and name in ("args", "kwargs") else row[name]
             target = each.remote_field.model if each.remote_field else None
@@ -205,26 +197,15 @@ def _unlike(row: Row, twin: Row) -> list[str]:
 
 
 def _without(rows: Sequence[Row], others: Sequence[Row]) -> list[Row]:
-    left = Counter(map(_text, others))
-    found = []
-    for row in sorted(rows, key=_text):
-        if left[_text(row)]:
-            left[_text(row)] -= 1
-        else:
-            found.append(row)
-    return found
+    known = {_text(row): row for row in rows}
+    left = Counter(map(_text, rows)) - Counter(map(_text, others))
+    return [known[text] for text in sorted(left.elements())]
 
 
 def effects(expected: Outcome, found: Outcome, keys: set[str | None]) -> Iterator[tuple[Operation, int, int]]:
-    """Find effects that happened too often without a key, or not often enough.
+    """Effects that happened too often without a key, or not often enough; how many there should be, and how many are.
 
-    Effects are the same if they have the same line, the same address and the same key.
-
-    Parameters:
-        keys: the keys that are the same in each run.
-
-    Yields:
-        An effect, how many there should be, and how many there are.
+    Effects are the same if they have the same line, the same address and the same key, of those that each run has.
     """
     one, other = (_by_place(each.operations, keys) for each in (expected, found))
     for place in {**one, **other}:

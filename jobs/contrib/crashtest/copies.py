@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,46 +41,12 @@ class Change(NamedTuple):
 
 
 class Copy:
-    """Of a database that cannot be reached: it stays unreachable for the runs, even if the original comes back."""
+    #: A column, as it is compared and shown.
+    value = "{}"
 
-    #: Whether the database can say who waits for a lock.
-    knows_waits = False
-
-    def __init__(self, alias: str) -> None:
+    def __init__(self, alias: str, name: str) -> None:
         #: There are several if a test mirrors the database.
         self.aliases = [alias]
-
-    def use(self) -> None:
-        """In a child: let its aliases lead to the copy from now on."""
-
-        def refuse() -> None:
-            raise OperationalError(f"the database {self.aliases[0]!r} could not be reached, and has no copy")
-
-        connections[self.aliases[0]].connect = refuse  # type: ignore[method-assign]
-        # Other threads have other connections.
-        connections.settings[self.aliases[0]]["ENGINE"] = "django.db.backends.dummy"
-
-    def freeze(self) -> None:
-        """Keep the present state: :meth:`restore` goes back to it."""
-
-    def restore(self) -> None:
-        """Go back to the frozen state."""
-
-    def changes(self) -> list[Change]:
-        """What differs from the frozen state."""
-        return []
-
-    def drop(self) -> None:
-        """Remove the copy."""
-
-    def waits(self, name: str) -> bool:
-        """Whether a connection of this name waits for a lock."""
-        return False
-
-
-class _RealCopy(Copy):
-    def __init__(self, alias: str, name: str) -> None:
-        super().__init__(alias)
         connection = connections[alias]
         tables = set(connection.introspection.table_names())
         self.models: list[type[Model]] = [
@@ -92,26 +59,29 @@ class _RealCopy(Copy):
         self.name = name
         self._quote = connection.ops.quote_name
 
-    def use(self) -> None:
-        for alias in self.aliases:
-            for settings in (connections[alias].settings_dict, connections.settings[alias]):
-                settings["NAME"] = self.name
+    def freeze(self) -> None:
+        """Keep the present state: :meth:`restore` goes back to it."""
+        raise NotImplementedError
 
-    #: A column, as it is compared and shown.
-    value = "{}"
+    def restore(self) -> None:
+        raise NotImplementedError
+
+    def drop(self) -> None:
+        """Remove the copy."""
 
     def _table(self, model: type[Model]) -> tuple[str, list[str]]:
         """The name of its table, and the names of the columns."""
         return self._quote(model._meta.db_table), [self._quote(each.column) for each in _fields(model)]
 
     def changes(self) -> list[Change]:
+        """What differs from the frozen state."""
         found = []
         for model in self.models:
             table, columns = self._table(model)
             names, values = [each.attname for each in _fields(model)], ", ".join(map(self.value.format, columns))
             sides: list[dict[str, Row]] = []
             for one, other in ((f"{FROZEN}.{table}", table), (table, f"{FROZEN}.{table}")):
-                rows = self._execute(f"SELECT {values} FROM {one} EXCEPT SELECT {values} FROM {other}")
+                rows = self.execute(f"SELECT {values} FROM {one} EXCEPT SELECT {values} FROM {other}")
                 dicts = (dict(zip(names, self._read(row), strict=True)) for row in rows)
                 sides.append({_key(model, row): row for row in dicts})
             before, after = sides
@@ -121,7 +91,7 @@ class _RealCopy(Copy):
     def _read(self, row: tuple[Any, ...]) -> Iterable[Any]:
         return row
 
-    def _execute(self, sql: str, *params: Any) -> list[Any]:
+    def execute(self, sql: str, *params: Any) -> list[Any]:
         """In the copy, where the frozen tables are in a schema of their own."""
         raise NotImplementedError
 
@@ -130,22 +100,15 @@ def _fields(model: type[Model]) -> list[Any]:
     return [each for each in model._meta.local_concrete_fields if not getattr(each, "generated", False)]
 
 
-def _keys(model: type[Model]) -> list[Any]:
-    """The fields of its primary key."""
-    key: Any = model._meta.pk
-    return list(getattr(key, "fields", [key]))
-
-
 def _key(model: type[Model], row: Row) -> str:
-    return ", ".join(str(row[each.attname]) for each in _keys(model))
+    key: Any = model._meta.pk
+    # Several fields may be the key.
+    return ", ".join(str(row[each.attname]) for each in getattr(key, "fields", [key]))
 
 
 @contextmanager
 def copied(directory: Path) -> Iterator[list[Copy]]:
-    """Have a copy of each database that the test may use, for the length of a block.
-
-    Parameters:
-        directory: for the files of the copies.
+    """Have a copy of each database that the test may use, for the length of a block; files are in the directory.
 
     Raises:
         RuntimeError: this kind of database cannot be copied, or others are connected to it.
@@ -157,11 +120,9 @@ def copied(directory: Path) -> Iterator[list[Copy]]:
                 # It may be open already, from before the test: then Django forbids only what is asked over it.
                 with connections[alias].cursor():
                     pass
-            except (Error, DatabaseOperationForbidden) as exc:
+            except (Error, DatabaseOperationForbidden):
                 if alias in conf().DATABASES:
                     raise
-                if isinstance(exc, Error):
-                    found[alias] = Copy(alias)
                 continue
             vendor, settings = connections[alias].vendor, connections[alias].settings_dict
             place = tuple(str(settings[key]) for key in ("HOST", "PORT", "NAME"))
@@ -180,7 +141,24 @@ def copied(directory: Path) -> Iterator[list[Copy]]:
                 copy.drop()
 
 
-class SQLiteCopy(_RealCopy):
+def use(copies: Iterable[Copy]) -> None:
+    """In a child: each alias leads to its copy from now on. What could not be reached stays so."""
+    names = {alias: copy.name for copy in copies for alias in copy.aliases}
+    for alias in connections:
+        if alias in names:
+            for settings in (connections[alias].settings_dict, connections.settings[alias]):
+                settings["NAME"] = names[alias]
+        else:
+            connections[alias].connect = partial(_refuse, alias)  # type: ignore[method-assign]
+            # Other threads have other connections.
+            connections.settings[alias]["ENGINE"] = "django.db.backends.dummy"
+
+
+def _refuse(alias: str) -> None:
+    raise OperationalError(f"the database {alias!r} could not be reached, and has no copy")
+
+
+class SQLiteCopy(Copy):
     def __init__(self, alias: str, directory: Path) -> None:
         super().__init__(alias, str(directory / f"{alias}.sqlite3"))
         self._frozen = str(directory / f"{alias}.frozen.sqlite3")
@@ -196,14 +174,13 @@ class SQLiteCopy(_RealCopy):
             path.unlink()
         shutil.copyfile(self._frozen, self.name)
 
-    def _execute(self, sql: str, *params: Any) -> list[Any]:
+    def execute(self, sql: str, *params: Any) -> list[Any]:
         with closing(sqlite3.connect(self.name)) as connection:
             connection.execute(f"ATTACH ? AS {FROZEN}", [self._frozen])
             return connection.execute(sql, params).fetchall()
 
 
-class PostgresCopy(_RealCopy):
-    knows_waits = True
+class PostgresCopy(Copy):
     #: As text, because JSON has no equality.
     value = "to_json({})::text"
 
@@ -229,7 +206,7 @@ class PostgresCopy(_RealCopy):
         self._connection.settings_dict["NAME"] = self.name
         with suppress(Error):
             # Only a superuser may do this. Otherwise a deadlock lasts a second.
-            self._execute(f"ALTER DATABASE \"{self.name}\" SET deadlock_timeout = '50ms'")
+            self.execute(f"ALTER DATABASE \"{self.name}\" SET deadlock_timeout = '50ms'")
 
     def _drop_earlier(self, original: str) -> None:
         """Drop what a killed crash test left. A database of this name that is no such copy stays."""
@@ -255,25 +232,25 @@ class PostgresCopy(_RealCopy):
 
     def freeze(self) -> None:
         changed = self._changed() if self._is_frozen else {self._table(model)[0] for model in self.models}
-        self._execute(f"CREATE SCHEMA IF NOT EXISTS {FROZEN}")
+        self.execute(f"CREATE SCHEMA IF NOT EXISTS {FROZEN}")
         for table in changed:
-            self._execute(f"DROP TABLE IF EXISTS {FROZEN}.{table}; CREATE TABLE {FROZEN}.{table} AS TABLE {table}")
+            self.execute(f"DROP TABLE IF EXISTS {FROZEN}.{table}; CREATE TABLE {FROZEN}.{table} AS TABLE {table}")
         self._is_frozen = True
 
     def restore(self) -> None:
         # The connection of a killed process may still hold locks.
-        self._execute(
+        self.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
             "AND pid <> pg_backend_pid() AND usename = current_user"
         )
         changed = self._changed()
         # In one transaction, because foreign keys are checked at its end.
-        self._execute("BEGIN; SET CONSTRAINTS ALL DEFERRED")
+        self.execute("BEGIN; SET CONSTRAINTS ALL DEFERRED")
         for table in changed:
-            self._execute(f"DELETE FROM {table}")
+            self.execute(f"DELETE FROM {table}")
         for table, columns in changed.items():
-            self._execute(f"INSERT INTO {table} ({columns}) SELECT {columns} FROM {FROZEN}.{table}")
-        self._execute("COMMIT")
+            self.execute(f"INSERT INTO {table} ({columns}) SELECT {columns} FROM {FROZEN}.{table}")
+        self.execute("COMMIT")
 
     def _changed(self) -> dict[str, str]:
         """Tables, and their columns."""
@@ -284,17 +261,10 @@ class PostgresCopy(_RealCopy):
         self._connection.close()
         self._admin(f'DROP DATABASE IF EXISTS "{self.name}" WITH (FORCE)')
 
-    def waits(self, name: str) -> bool:
-        sql = (
-            "SELECT 1 FROM pg_stat_activity WHERE application_name = %s AND datname = current_database() "
-            "AND wait_event_type = 'Lock'"
-        )
-        return bool(self._execute(sql, name))
-
     def _read(self, row: tuple[Any, ...]) -> Iterable[Any]:
         return (each and json.loads(each) for each in row)
 
-    def _execute(self, sql: str, *params: Any) -> list[Any]:
+    def execute(self, sql: str, *params: Any) -> list[Any]:
         with self._connection.cursor() as cursor:
             cursor.execute(sql, params or None)
             return cursor.fetchall() if cursor.description else []

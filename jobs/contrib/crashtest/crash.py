@@ -1,4 +1,4 @@
-"""Kill a run at every point where it can die, let two runs meet at every step, and compare what is left."""
+"""Kill a run at every point where it can die, and compare what is left."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ from typing import Any
 from django.db import connections
 from django.db.transaction import TransactionManagementError
 
+from jobs import extensions
 from jobs.conf import conf, is_ours
-from jobs.contrib.crashtest import child, compare, copies, interleave, recorder
+from jobs.contrib.crashtest import child, compare, copies
 from jobs.contrib.crashtest.child import Children
 from jobs.contrib.crashtest.compare import Outcome, Varying
 from jobs.contrib.crashtest.recorder import Operation
 from jobs.contrib.crashtest.report import Examination, Finding, as_html
+from jobs.inspection import frames
 from jobs.lifecycle.redaction import Shown
 from jobs.models import Job
 from jobs.store import databases
@@ -34,9 +36,6 @@ POINTS = 150
 
 #: At most so many schedules of two runs at once are tried, and for so many seconds.
 BUDGET = (40, 2.0)
-
-#: PostgreSQL's code for a deadlock.
-DEADLOCK = "40P01"
 
 #: The usual cure, in one sentence.
 CURES = {
@@ -49,8 +48,6 @@ CURES = {
     "transaction": "commit together what belongs together: leave atomic=False out, or put it into one "
     "transaction.atomic() with once()",
     "again": "let a second run go on from what the first one committed: once(), guard() and a look at the row",
-    "stale": "read the row under a lock, and change that: with guard(Model, pk=...) as row",
-    "order": "let everybody lock rows in the same order: guard(queryset) takes them in the order of their keys",
     "marker": "leave the marker in the transaction of the effects: idempotency_key= of an atomic task does",
 }
 
@@ -109,11 +106,7 @@ def examine(
     budget: tuple[int, float] = BUDGET,
     is_sealed: bool = False,
 ) -> Examination:
-    """Do what :func:`assert_idempotent` does, and return what it finds.
-
-    Parameters:
-        is_sealed: the runs send no mail and no HTTP request.
-    """
+    """Return what :func:`assert_idempotent` would find. ``is_sealed``: the runs send no mail and no HTTP request."""
     if not is_ours(task):
         raise TypeError(f"{task!r} is no task of jobs: nothing of its runs is kept, so nothing can be said of them")
     for alias in conf().DATABASES:
@@ -129,7 +122,7 @@ def examine(
         tempfile.TemporaryDirectory(prefix="jobs-crashtest-") as name,
         copies.copied(Path(name)) as found,
     ):
-        examination = _Examiner(task, args, kwargs or {}, Children(found, Path(name), is_sealed)).run(beside, budget)
+        examination = Examiner(task, args, kwargs or {}, Children(found, Path(name), is_sealed)).run(beside, budget)
     examination.seconds = time.monotonic() - began
     return examination
 
@@ -148,15 +141,14 @@ def _ending_in_order() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
-class _Examiner:
+class Examiner:
     def __init__(self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any], children: Children) -> None:
         self.task, self.args, self.kwargs, self.children = task, args, kwargs, children
         seen = Shown(Job.of({"task": task.name, "args": list(args), "kwargs": dict(kwargs)}))
-        given = [*map(repr, seen.args), *(f"{name}={value!r}" for name, value in seen.kwargs.items())]
-        self.examination = Examination(task.name, f"{task.name}({', '.join(given)})")
+        self.examination = Examination(task.name, f"{task.name}({seen.arguments})")
         code = getattr(inspect.unwrap(task.run), "__code__", None)
         #: The place of a finding for which no line of the task is known.
-        self.home = (recorder.shown(code.co_filename), code.co_firstlineno) if code else ("", 0)
+        self.home = (frames.shown(code.co_filename), code.co_firstlineno) if code else ("", 0)
 
     def run(self, beside: Sequence[Any] | None, budget: tuple[int, float]) -> Examination:
         self.children.do(child.forget_others)
@@ -177,7 +169,8 @@ class _Examiner:
         if is_keyed:
             self._repeat()
         if min(budget) > 0:
-            self._meet(*budget)
+            for module in extensions.modules("races"):
+                module.meet(self, *budget)
         return self.examination
 
     def _enqueue(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> uuid.UUID:
@@ -198,9 +191,8 @@ class _Examiner:
         outcome = self._outcome(self.children.do(child.run_whole, job=self.job).operations, self.job)
         [(state, error)] = outcome.jobs
         if state != "succeeded":
-            raise RuntimeError(
-                f"{self.examination.call} does not succeed without a fault: {state}: {error or 'it waits'}"
-            )
+            says = f"{state}: {error or 'it waits'}"
+            raise RuntimeError(f"{self.examination.call} does not succeed without a fault: {says}")
         return outcome
 
     def _points(self) -> list[int]:
@@ -213,52 +205,41 @@ class _Examiner:
             points = sorted(kept)
         return points
 
-    # Killed
-
     def _kill(self, point: int) -> None:
-        def go_on() -> None:
-            child.rescue_all()
-            child.run_all()
-
         self.children.restore()
         dying = self.children.do(child.run_all, job=self.job, dies_after=point)
-        rescued = self.children.do(go_on, job=self.job)
+        rescued = self.children.do(child.go_on, job=self.job)
         found = self._outcome([*dying.operations, *rescued.operations], self.job)
         after = next((each for each in self.expected.operations if each.number == point), None)
         before = next((each for each in self.expected.operations if each.number > point and each.is_own), None)
-        for finding in self._compare(self.expected, found, "killed {}", after, before):
+        for finding in self.compare(self.expected, found, "killed {}", (after, before)):
             finding.points.append(point)
             self.examination.add(finding)
 
-    def _compare(
-        self,
-        expected: Outcome,
-        found: Outcome,
-        fault: str,
-        after: Operation | None,
-        before: Operation | None,
-        cure: str = "",
+    def compare(
+        self, expected: Outcome, found: Outcome, fault: str, between: Sequence[Operation | None], cure: str = ""
     ) -> list[Finding]:
         """
         Parameters:
             fault: in words; ``{}`` stands for its place.
-            after, before: the operations between which it happened.
+            between: the operations after and before which it happened.
             cure: the cure if rows differ; by default the operation before the fault decides.
         """
-        between = ", ".join([*([f"after {after}"] if after else []), *([f"before {before}"] if before else [])])
-        fault = fault.format(between or "at its end")
+        after, before = between
+        place = ", ".join(f"{word} {each}" for word, each in (("after", after), ("before", before)) if each)
+        fault = fault.format(place or "at its end")
         file, line = next(((each.file, each.line) for each in (after, before) if each and each.line), self.home)
         findings = []
         for operation, want, have in compare.effects(expected, found, self.varying.keys):
-            place = (operation.file, operation.line) if operation.line else (file, line)
+            where = (operation.file, operation.line) if operation.line else (file, line)
             kind, says = "twice", f"{_counted(operation, want, have)}, without a key"
             why = "message" if operation.kind == "celery" else "key"
             if have < want:
                 kind, says, why = "lost", f"{_counted(operation, want, have)}: it is lost", _lost_by(after)
                 if why != "hook" and after is not None and after.line:
                     # This line made the next run believe that the effect had happened.
-                    place = (file, line)
-            findings.append(Finding(kind, fault, *place, CURES[why], says=[says]))
+                    where = (file, line)
+            findings.append(Finding(kind, fault, *where, CURES[why], says=[says]))
         if found.failure and not expected.failure:
             says = f"the job does not succeed: {found.failure}"
             findings.append(Finding("failed", fault, file, line, CURES["again"], says=[says]))
@@ -267,46 +248,18 @@ class _Examiner:
             findings.append(Finding("rows", fault, file, line, cure, differences, [str(each) for each in differences]))
         return findings
 
-    # A second one
-
     def _repeat(self) -> None:
         """A second job of the same idempotency key has nothing to do."""
         self.children.restore()
-        twice = self._rest()
-        differences = self.varying.differences(self.expected, twice, ignored=[Job])
+        twice = self.rest()
+        differences = self.varying.differences(self.expected.without_jobs(), twice.without_jobs())
         says = [str(each) for each in differences]
         says += [_counted(*each) for each in compare.effects(self.expected, twice, self.varying.keys)]
         if says:
             fault, (file, line) = "a second job of the same idempotency_key", self.home
             self.examination.add(Finding("again", fault, file, line, CURES["marker"], differences, says))
 
-    def _meet(self, most: int, seconds: float) -> None:
-        notes = self.examination.notes
-        if self.task.atomic and all(not copy.knows_waits for copy in self.children.copies):
-            notes.append("two at once: left out, because on SQLite one body with a transaction waits for the other")
-            return
-        if self.task.key_templates.get("unique") is not None and self.task.unique_until == "finished":
-            notes.append("two at once: left out, because unique_until='finished' lets no second one in")
-            return
-        orders: list[list[interleave.Step]] = [[(0, None), (1, None)], [(1, None), (0, None)]]
-        (runs, one), (_, again), (turned, other) = (self._play(steps) for steps in (orders[0], *orders))
-        self.varying = Varying(one, again)
-        # How many steps each of them has if it is the first one.
-        steps_of = len(runs[0]), len(turned[1])
-        deadline = time.monotonic() + seconds
-        for steps in interleave.schedules(*steps_of):
-            if self.examination.schedules >= most or time.monotonic() > deadline:
-                break
-            self.examination.schedules += 1
-            self._try(steps, (again, other))
-
-    def _play(self, steps: Sequence[interleave.Step]) -> tuple[list[list[Operation]], Outcome]:
-        """Run both jobs at once, in this order of their steps; return the operations of each, and what is left."""
-        self.children.restore()
-        runs = interleave.play(self.children, steps)
-        return runs, self._rest([each for run in runs for each in run])
-
-    def _rest(self, found: Sequence[Operation] = ()) -> Outcome:
+    def rest(self, found: Sequence[Operation] = ()) -> Outcome:
         """What is left once everything that still waits has run: a snooze, or what the two enqueued."""
         outcome = self._outcome(found, self.job, self.second)
         if outcome.is_over:
@@ -314,40 +267,9 @@ class _Examiner:
         rest = self.children.do(child.run_all)
         return self._outcome([*found, *rest.operations], self.job, self.second)
 
-    def _try(self, steps: Sequence[interleave.Step], serial: Sequence[Outcome]) -> None:
-        both, found = self._play(steps)
-        who, step = steps[0]
-        assert step is not None
-        operations_of = {each.number: each for each in both[who]}
-        after, before = operations_of.get(step - 1), operations_of.get(step)
-        fault = "two at once: one stood {}, and the other one ran"
-        ended = [[each for each in one if each.error == DEADLOCK] for one in both]
-        if any(ended):
-            victim = 0 if ended[0] else 1
-            self.examination.add(self._deadlock(ended[victim][0], both[victim], both[1 - victim]))
-        tried = [self._compare(each, found, fault, after, before, CURES["stale"]) for each in serial]
-        if all(tried):
-            for finding in min(tried, key=len):
-                self.examination.add(finding)
-
-    def _deadlock(self, victim: Operation, own: Sequence[Operation], others: Sequence[Operation]) -> Finding:
-        says = []
-        for found in (own, others):
-            begun = [each for each in found if each.at <= victim.ended and _locks(each)]
-            says.append(
-                "; ".join(f"{word} {each}" for word, each in zip(("holds", "waits at"), begun[-2:], strict=False))
-            )
-        file, line = (victim.file, victim.line) if victim.line else self.home
-        fault = "two at once wait for each other's rows, and the database ends one of them (deadlock)"
-        return Finding("deadlock", fault, file, line, CURES["order"], says=sorted(says))
-
 
 def _counted(operation: Operation, want: int, have: int) -> str:
     return f"{operation.what}: {have} times, and not {want}"
-
-
-def _locks(operation: Operation) -> bool:
-    return operation.kind == "sql" and ("FOR UPDATE" in operation.what or not operation.what.startswith("SELECT"))
 
 
 def _lost_by(after: Operation | None) -> str:

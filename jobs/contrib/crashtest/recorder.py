@@ -7,36 +7,33 @@ child of the test, which ends after its run.
 from __future__ import annotations
 
 import http.client
-import json
 import os
 import signal
 import smtplib
 import sys
-import sysconfig
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass
-from functools import cache, partial, wraps
-from importlib import import_module
+from dataclasses import dataclass
+from email import message_from_string
+from functools import partial, wraps
 from multiprocessing.connection import Connection
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
-import django
 from celery import current_app
 from django.core.mail import EmailMessage
 from django.core.mail.backends.locmem import EmailBackend
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
+from django.utils.text import Truncator
 
 from jobs.conf import syncpoints
 from jobs.contrib.isolation import isolation
 from jobs.execution import pipeline
+from jobs.inspection.frames import own_line
 from jobs.lifecycle.run import current_run
 from jobs.store import databases
 
@@ -89,58 +86,20 @@ class Operation:
         return f"{self.number}. {self.what} ({self.place})"
 
 
-# Whose line it is
-
-_LIBRARIES = tuple(
-    os.path.realpath(str(path)) + os.sep
-    for path in {Path(__file__).parents[2], Path(django.__file__).parent, sysconfig.get_path("stdlib")}
-)
-
-
-@cache
-def _is_own(filename: str) -> bool:
-    if filename.startswith("<") or "site-packages" in filename or "dist-packages" in filename:
-        return False
-    return not os.path.realpath(filename).startswith(_LIBRARIES)
-
-
-def own_line(frame: FrameType | None) -> tuple[str, int]:
-    """The innermost line of the task's own code, and not of Django, of this app or of another library."""
-    while frame is not None and frame.f_code.co_filename != pipeline.__file__:
-        if _is_own(frame.f_code.co_filename):
-            return shown(frame.f_code.co_filename), frame.f_lineno
-        frame = frame.f_back
-    return "", 0
-
-
-def shown(filename: str) -> str:
-    path = os.path.relpath(filename)
-    return filename if path.startswith("..") else path
-
-
-# In the child
-
-
+@dataclass
 class Recorder:
-    """
-    Parameters:
-        pipe: tells the parent of each operation, at once, because this process may be killed.
-        is_sealed: no HTTP request and no mail is sent.
-        job: the job that was asked for; None: any job is.
-        dies_after: the process ends itself after so many operations; 0: before the first one.
-        is_stepwise: it waits before each operation until the parent lets it on.
-    """
+    #: Tells the parent of each operation, at once, because this process may be killed.
+    pipe: Connection
+    #: No HTTP request and no mail is sent.
+    is_sealed: bool
+    #: The job that was asked for; None: any job is.
+    job: uuid.UUID | None = None
+    #: The process ends itself after so many operations; 0: before the first one.
+    dies_after: int | None = None
+    #: It waits before each operation until the parent lets it on.
+    is_stepwise: bool = False
 
-    def __init__(
-        self,
-        pipe: Connection,
-        is_sealed: bool,
-        job: uuid.UUID | None = None,
-        dies_after: int | None = None,
-        is_stepwise: bool = False,
-    ) -> None:
-        self._pipe, self._is_sealed = pipe, is_sealed
-        self._job, self._dies_after, self._is_stepwise = job, dies_after, is_stepwise
+    def __post_init__(self) -> None:
         self._count = 0
         self._inside = threading.local()
         #: Only one thread at a time talks to the parent.
@@ -160,20 +119,20 @@ class Recorder:
             elif kind == "cache":
                 _around(owner, name, partial(self._caching, name))
         # This sends several mails at once.
-        _around(EmailBackend, "send_messages", lambda _, messages: self.operation("mail", _mails(messages)))
+        _around(EmailBackend, "send_messages", self._mailing)
         current_app.amqp.send_task_message = self._sending
 
-    def tell(self, **said: Any) -> None:
-        """Tell the parent."""
+    def tell(self, said: Any) -> None:
+        """Tell the parent: an operation, or attributes of :class:`jobs.contrib.crashtest.child.Child`."""
         with self._lock:
-            self._pipe.send_bytes(json.dumps(said).encode())
+            self.pipe.send(said)
 
     def _wait(self) -> None:
-        if self._is_stepwise:
+        if self.is_stepwise:
             with self._lock:
-                self.tell(is_waiting=True)
+                self.tell({"is_waiting": True})
                 try:
-                    self._pipe.recv_bytes()
+                    self.pipe.recv_bytes()
                 except EOFError:
                     # The parent is gone.
                     os._exit(1)
@@ -198,31 +157,33 @@ class Recorder:
         try:
             yield
         except Exception as exc:
-            error = databases.sqlstate(exc) or type(exc).__name__
-            self.tell(number=operation.number, error=error, ended=time.monotonic())
+            operation.error = databases.sqlstate(exc) or type(exc).__name__
+            operation.ended = time.monotonic()
+            self.tell(operation)
             raise
         finally:
             self._inside.is_on = False
         self._end(operation)
 
     def _begin(self, kind: str, what: str, key: str | None) -> Operation:
-        file, line = own_line(sys._getframe(1))
+        file, line = own_line(sys._getframe(1), pipeline.__file__)
         self._count += 1
         run = current_run()
-        is_own = run is None or self._job in (None, run.job.pk)
+        is_own = run is None or self.job in (None, run.job.pk)
         operation = Operation(self._count, kind, what, file, line, key, is_own=is_own, at=time.monotonic())
-        self.tell(**asdict(operation))
+        self.tell(operation)
         if is_own:
             self._wait()
         return operation
 
     def _end(self, operation: Operation) -> None:
-        self.tell(number=operation.number, is_done=True, ended=time.monotonic())
+        operation.is_done, operation.ended = True, time.monotonic()
+        self.tell(operation)
         if operation.is_own:
             self._die(operation.number)
 
     def _die(self, number: int) -> None:
-        if number == self._dies_after:
+        if number == self.dies_after:
             os.kill(os.getpid(), signal.SIGKILL)
 
     # What is an operation
@@ -247,6 +208,9 @@ class Recorder:
 
     def _caching(self, name: str, cache: Any, key: Any = "", *args: Any, **kwargs: Any) -> AbstractContextManager[None]:
         return self.operation("cache", f"cache.{name}({key!r})")
+
+    def _mailing(self, sender: Any, messages: Sequence[EmailMessage]) -> AbstractContextManager[None]:
+        return self.operation("mail", f"{len(messages)} mails: {'; '.join(_mail(each)[0] for each in messages)}")
 
     def _sending(self, producer: Any, name: str, message: Any, **options: Any) -> None:
         """A message to a stock task is noted, and not sent."""
@@ -279,13 +243,12 @@ class Recorder:
             # Now the first byte leaves.
             line, *lines = (each.decode("latin-1") for each in connection._buffer)
             method, url, _ = line.split(" ", 2)
-            if self._is_sealed:
+            if self.is_sealed:
                 raise HttpRefused(f"{method} to {connection.host}: HTTP is refused here (--allow-http)")
             if self._is_on:
-                headers = dict(each.split(": ", 1) for each in lines if ": " in each)
                 port = "" if connection.port in (80, 443) else f":{connection.port}"
-                where, body = f"{connection.host}{port}{url}", message_body if isinstance(message_body, bytes) else b""
-                connection.jobs_operation = self._begin("http", *_described(method, where, headers, body))
+                where, headers = f"{connection.host}{port}{url}", _headers("\n".join(lines))
+                connection.jobs_operation = self._begin("http", *_described(method, where, headers, message_body))
             yield
 
         @contextmanager
@@ -301,7 +264,7 @@ class Recorder:
             if module in sys.modules:
                 client = getattr(sys.modules[module], name)
                 _around(client, "send", lambda _, request, *args, **kwargs: self.operation("http", *_request(request)))
-        if self._is_sealed:
+        if self.is_sealed:
             smtplib.SMTP.connect = _refuse  # type: ignore[method-assign]
             for module, name, method in CLIENTS:
                 if (found := getattr(sys.modules.get(module), name, None)) is not None:
@@ -324,13 +287,6 @@ class HttpRefused(Exception):
     """``manage.py jobs crashtest`` makes no HTTP requests without ``--allow-http``."""
 
 
-def import_clients() -> None:
-    """Import the clients that are to refuse requests, so that they also do if a body imports them later."""
-    for module, *_ in CLIENTS:
-        with suppress(ImportError):
-            import_module(module)
-
-
 def _refuse(*args: Any, **kwargs: Any) -> Any:
     raise HttpRefused("HTTP and connections to mail servers are refused here (--allow-http)")
 
@@ -339,12 +295,12 @@ def _text(value: Any) -> str:
     return value.decode("latin-1") if isinstance(value, bytes) else str(value)
 
 
-def shortened(sql: str, most: int = 120) -> str:
+def shortened(sql: str) -> str:
     """The statement in one line. The columns that it reads are left out."""
     text = " ".join(sql.split())
     if text.startswith("SELECT") and " FROM " in text:
         text = f"SELECT ... {text[text.index(' FROM ') + 1 :]}"
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+    return Truncator(text).chars(120, truncate="...")
 
 
 def _key(headers: dict[str, str], *payload: str) -> str | None:
@@ -365,13 +321,11 @@ def _mail(sender: Any, *args: Any) -> tuple[str, str | None]:
         return f"mail to {', '.join(sender.recipients())}", _key(headers, str(sender.body))
     # smtplib's sendmail(from, to, text)
     to, text = args[1], _text(args[2])
-    lines: Sequence[str] = text.partition("\n\n")[0].splitlines()
-    headers = dict(line.split(": ", 1) for line in lines if ": " in line)
-    return f"mail to {to if isinstance(to, str) else ', '.join(to)}", _key(headers, text)
+    return f"mail to {to if isinstance(to, str) else ', '.join(to)}", _key(_headers(text), text)
 
 
-def _mails(messages: Sequence[EmailMessage]) -> str:
-    return f"{len(messages)} mails: {'; '.join(_mail(message)[0] for message in messages)}"
+def _headers(text: str) -> dict[str, str]:
+    return {name: str(value) for name, value in message_from_string(text).items()}
 
 
 def _request(request: Any) -> tuple[str, str | None]:

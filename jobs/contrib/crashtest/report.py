@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from django.template import Context, Engine
 
@@ -31,12 +30,8 @@ class Finding:
     #: After which operations the run was killed when this was found; empty for two runs at once.
     points: list[int] = field(default_factory=list)
 
-    @property
-    def more(self) -> int:
-        return len(self.points) - 1
-
     def __str__(self) -> str:
-        more = f" (and at {self.more} more)" if self.more > 0 else ""
+        more = f" (and at {len(self.points) - 1} more)" if len(self.points) > 1 else ""
         where = f"{self.file}:{self.line}"
         return "\n".join([f"{where}: {self.fault}{more}", *(f"  {each}" for each in self.says), f"  cure: {self.cure}"])
 
@@ -70,10 +65,6 @@ class Examination:
         verdict = f"{len(self.findings)} findings" if self.findings else "nothing found"
         texts = [f"{number}. {each}" for number, each in enumerate(self.findings, 1)]
         return "\n".join([f"{self.call}: {verdict} ({tried})", *texts, *(f"note: {each}" for each in self.notes)])
-
-
-def as_json(examination: Examination) -> dict[str, Any]:
-    return {"is_idempotent": not examination.findings, **asdict(examination)}
 
 
 def as_html(examination: Examination) -> str:

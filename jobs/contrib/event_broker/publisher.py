@@ -14,6 +14,7 @@ from typing import Any
 
 from amqp.exceptions import NotFound
 from django.db.models import Exists, OuterRef, Q, QuerySet, Subquery
+from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 from django.utils.translation import gettext
 from kombu.exceptions import OperationalError
@@ -42,8 +43,8 @@ FULL = 5.0
 numbered = threading.Event()
 
 
-def give_numbers(using: str, events: Sequence[Event]) -> None:
-    """Give each event the next number of its name, so that other services see what they miss."""
+def give_numbers(using: str, events: Sequence[Event]) -> dict[str, Any]:
+    """Give each event the next number of its name, so that other services see what they miss; an update of the rows."""
     found: dict[tuple[str, str], Position] = {}
     for event in events:
         key = (event.source, event.name)
@@ -53,6 +54,9 @@ def give_numbers(using: str, events: Sequence[Event]) -> None:
         event.number = found[key].number
     for position in found.values():
         position.save(using=using, update_fields=["number"])
+    # Django needs a hundred times as long for 500 of Case() and When().
+    numbers = " ".join(f"WHEN {event.pk} THEN {event.number}" for event in events)
+    return {"number": RawSQL(f"CASE id {numbers} END", [])}
 
 
 def may_send(using: str) -> bool:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import takewhile
 from typing import Any
 
 from amqp.exceptions import FrameSyntaxError
@@ -28,7 +29,7 @@ from jobs.contrib.event_broker import amqp, control, inbox, publisher
 from jobs.contrib.event_broker.models import Position
 from jobs.contrib.event_broker.wire import Message
 from jobs.events.models import PARKED, Event, Subscription
-from jobs.events.relay import matches, wants_since
+from jobs.events.relay import matches, periods
 from jobs.store import databases
 
 #: Messages of one transaction, and how many the broker sends ahead.
@@ -230,7 +231,7 @@ class Gaps:
             inbox.go_on(self._app, self._using, *key)
             return
         handlers = Subscription.objects.using(self._using)
-        since = min(filter(None, (wants_since(each, row.name) for each in handlers)), default=None)
+        since = min(filter(None, (_wants_since(each, row.name) for each in handlers)), default=None)
         if since is None:
             # No handler misses it.
             self._told.pop(key, None)
@@ -318,3 +319,9 @@ class Gaps:
             is_lost = oldest is None or (oldest[0] != first and (since is None or oldest[1] >= since))
             about = {"name": name, "number": gone, "is_lost": is_lost}
             self._control.say(amqp.GONE, source, about, name, to=to)
+
+
+def _wants_since(row: Subscription, name: str) -> datetime | None:
+    """Since when the handler has wanted events of the name without a break; None: it does not want them."""
+    wanted = takewhile(lambda period: matches(period[0], name), periods(row))
+    return min((since for _, _, since in wanted), default=None)

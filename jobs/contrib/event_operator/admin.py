@@ -19,10 +19,10 @@ from jobs.admin.html import column, time_column, url_of
 from jobs.conf import conf
 from jobs.contrib.event_operator import redaction, stages
 from jobs.contrib.event_operator.replay import replay_by, services
+from jobs.contrib.event_operator.store import names
 from jobs.events.models import ARGS, TRACE, Event, Subscription
 from jobs.events.relay import matches
 from jobs.events.services import BrokerError
-from jobs.events.store import names
 from jobs.inspection.counts import MOST, at_least
 from jobs.inspection.times import duration
 from jobs.inspection.view import View

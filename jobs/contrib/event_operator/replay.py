@@ -13,7 +13,8 @@ from django.db.models import QuerySet
 from django.utils.translation import gettext
 
 from jobs.conf import did_you_mean
-from jobs.events import relay, store
+from jobs.contrib.event_operator.store import names
+from jobs.events import relay
 from jobs.events.models import Event, Subscription
 from jobs.events.services import publisher
 from jobs.models import Action
@@ -39,7 +40,7 @@ def select(
     if keys is not None:
         rows = rows.filter(uuid__in=list(keys))
     if patterns := list(patterns):
-        meant = [name for name in store.names(using) if any(relay.matches(each, name) for each in patterns)]
+        meant = [name for name in names(using) if any(relay.matches(each, name) for each in patterns)]
         rows = rows.filter(name__in=meant)
     return rows.filter(**({"at__gte": since} if since else {}), **({"at__lt": until} if until else {}))
 

@@ -11,7 +11,7 @@ from django.utils import timezone
 from django.utils.translation import gettext, gettext_lazy, ngettext
 
 from jobs.conf import conf
-from jobs.events import store
+from jobs.contrib.event_operator.store import handled
 from jobs.events.models import PARKED, UNRELAYED, UNSENT, Event, Subscription
 from jobs.inspection.counts import MOST, at_least, late_after
 from jobs.inspection.problems import Problem
@@ -103,7 +103,7 @@ def lags(using: str, handlers: Iterable[tuple[str, str]]) -> dict[str, Lag]:
     tasks, queues = map(set, zip(*pairs, strict=True))
     found: dict[str, Lag] = defaultdict(Lag)
     now = timezone.now()
-    for task, is_failed, number, first in store.handled(using, tasks, queues, MOST):
+    for task, is_failed, number, first in handled(using, tasks, queues, MOST):
         if is_failed:
             found[task] = found[task]._replace(failed=number)
         else:

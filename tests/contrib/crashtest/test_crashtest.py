@@ -33,11 +33,12 @@ from jobs.execution import pipeline
 from jobs.lifecycle.worker_state import is_alive
 from jobs.models import Job, Node
 from jobs.store import databases
-from jobs.testing import NotIdempotent, assert_idempotent
+from jobs.testing import assert_idempotent
 from shop.models import Customer
 from shop.services import place_order, sign_up
 from shop.tasks import charge_order, import_orders, send_welcome_email, summarize
-from tests.gallery import calls, mails, rows
+from tests.contrib.crashtest.findings import found_in, line_of
+from tests.gallery import MEETING, calls, mails, rows
 from tests.helpers.harness import ROOT
 from tests.helpers.servers import wait_for
 from tests.models import Effect, Imported
@@ -48,14 +49,11 @@ pytestmark = [
     pytest.mark.skipif(connection.vendor == "mysql", reason="copies of a database are made on SQLite and PostgreSQL"),
 ]
 
-#: Those that need two at once, and transactions that meet.
-MEETING = ("stale_row", "opposite_order")
-
 MISTAKES = [
     (module, name.removesuffix("_mended"))
     for module in (mails, rows, calls)
     for name in vars(module)
-    if name.endswith("_mended")
+    if name.endswith("_mended") and name.removesuffix("_mended") not in MEETING
 ]
 
 
@@ -92,54 +90,21 @@ def provider(settings):
     server.server_close()
 
 
-def line_of(task) -> int:
-    lines, start = inspect.getsourcelines(task.run)
-    return start + next(index for index, text in enumerate(lines) if "# <- here" in text)
-
-
-def found_in(task, *args, **options) -> list:
-    with pytest.raises(NotIdempotent) as caught:
-        assert_idempotent(task, *args, **options)
-    return caught.value.findings
-
-
-def arguments(name, row):
-    if name != "opposite_order":
-        return (row.pk,), {}
-    other = Imported.objects.create(key="other")
-    return (row.pk, other.pk), {"beside": (other.pk, row.pk)}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("module", "name"), MISTAKES, ids=lambda each: getattr(each, "__name__", each))
 def test_each_mistake_is_found_at_its_line(module, name, row, provider):
-    if name in MEETING and connection.vendor == "sqlite":
-        pytest.skip("one body with a transaction waits for the other on SQLite")
     task = getattr(module, name)
-    args, options = arguments(name, row)
-    if name not in MEETING:
-        options["budget"] = (0, 0)
-    first = found_in(task, *args, **options)[0]
+    first = found_in(task, row.pk, budget=(0, 0))[0]
     assert (first.file, first.line) == (str(Path(module.__file__).relative_to(ROOT)), line_of(task)), first
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("module", "name"), MISTAKES, ids=lambda each: getattr(each, "__name__", each))
 def test_each_corrected_twin_passes(module, name, row, provider):
-    args, options = arguments(name, row)
-    assert_idempotent(getattr(module, f"{name}_mended"), *args, budget=(15, 2.0), **options)
+    assert_idempotent(getattr(module, f"{name}_mended"), row.pk, budget=(15, 2.0))
 
 
 # Each guard of our own, taken out
-
-
-def test_without_guard_it_is_found(row, monkeypatch):
-    if connection.vendor == "sqlite":
-        pytest.skip("one body with a transaction waits for the other on SQLite")
-    monkeypatch.setattr(rows, "guard", lambda model, pk: contextlib.nullcontext(model.objects.get(pk=pk)))
-    [finding] = found_in(rows.stale_row_mended, row.pk)
-    assert "guard(" in finding.cure
-    assert finding.says == [f"tests.Imported {row.pk}.fence: expected 2, found 1"]
 
 
 @pytest.mark.slow
@@ -156,13 +121,6 @@ def test_without_the_idempotency_key_it_is_found(row, monkeypatch):
     monkeypatch.setattr(pipeline, "_leave_marker", lambda run: None)
     finding = found_in(rows.marked, row.pk)[0]
     assert (finding.kind, finding.line) == ("again", inspect.getsourcelines(rows.marked.run)[1])
-
-
-@pytest.mark.slow
-def test_without_the_lock_it_is_found(row, monkeypatch):
-    assert_idempotent(rows.locked, row.pk)
-    monkeypatch.setattr(pipeline, "lock", lambda key, ttl: contextlib.nullcontext(1))
-    assert f"tests.Imported {row.pk}.fence: expected 2, found 1" in found_in(rows.locked, row.pk)[0].says
 
 
 @pytest.mark.slow

@@ -48,7 +48,7 @@ from jobs.contrib.event_broker.amqp import (
 from jobs.contrib.event_broker.inbox import Delivery
 from jobs.contrib.event_broker.models import Position
 from jobs.contrib.event_operator import replay
-from jobs.events import outbox, relay
+from jobs.events import relay, store
 from jobs.events.models import PARKED, UNSENT, Event, Relay, Subscription
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import LIVE, Job, Node, tables
@@ -235,7 +235,7 @@ def queue_is_read(server, service: str) -> bool:
 
 def outbox_of(alias: str, count: int) -> uuid.UUID:
     """The other service tells of something."""
-    key = outbox.insert("test.thing.made", 1, {"name": "from loyalty"}, None, alias, {})
+    key = store.insert(alias, "test.thing.made", 1, {"name": "from loyalty"}, None, {})
     Event.objects.using(alias).filter(uuid=key).update(source="loyalty")
     return key
 

@@ -3,60 +3,23 @@
 from __future__ import annotations
 
 import datetime
-import enum
-import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NewType, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NewType
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
 import jsonschema
 import pytest
-from django.db import models
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.events.fits import misfits
 from jobs.events.schema import KINDS, Misfit, Schema
-from jobs.testing import assert_fits
-from tests.contrib.events.tasks import note_moved, thing_moved
+from tests.contrib.events.shapes import SOME, Address, Lax, Level, Line, Status, handled, one
 
 if TYPE_CHECKING:
     from fractions import Fraction
-
-
-class Status(models.TextChoices):
-    PAID = "paid", "Paid"
-    OPEN = "open", "Open"
-
-
-class Level(enum.Enum):
-    LOW = 1
-    HIGH = 2
-
-
-@dataclass
-class Line:
-    sku: str
-    price: Decimal
-    count: int = 1
-    notes: list[str] = field(default_factory=list)
-    total: Decimal = field(init=False, default=Decimal(0))
-
-
-class Address(TypedDict):
-    city: str
-    code: NotRequired[Annotated[str, "of the post"]]
-
-
-class Lax(Address, total=False):
-    street: str
-
-
-class Loose(TypedDict, total=False):
-    street: str
 
 
 @dataclass
@@ -119,30 +82,6 @@ VALUES: dict[str, Any] = {
 }
 
 
-def one(hint: Any) -> Schema:
-    def function(x): ...
-
-    function.__annotations__ = {"x": hint}
-    return Schema.of(function, "shop.order.paid")
-
-
-def handled(function: Any) -> Schema:
-    return Schema.of(function, is_handler=True)
-
-
-def schema_of(**hints: Any) -> dict[str, Any]:
-    """A producer's JSON Schema; all its fields are required."""
-
-    def function(): ...
-
-    function.__annotations__ = hints
-    body = ", ".join(hints)
-    scope: dict[str, Any] = {}
-    exec(f"def function({body}): ...", scope)
-    scope["function"].__annotations__ = hints
-    return Schema.of(scope["function"]).json_schema("shop.order.paid", 1)
-
-
 def test_every_type_goes_to_json_and_comes_back():
     schema = Schema.of(everything)
     data = schema.dump(VALUES)
@@ -168,25 +107,6 @@ def test_json_schema_is_valid_and_accepts_what_is_dumped():
     assert not validator.is_valid({**schema.dump(VALUES), "key": "no uuid"})
 
 
-PLAIN = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text("aé\U0001f600"),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab"), inner, max_size=3),
-    max_leaves=5,
-)
-SOME = st.one_of(
-    PLAIN,
-    st.datetimes(timezones=st.just(datetime.UTC)),
-    st.dates(),
-    st.times(),
-    st.decimals(allow_nan=False, allow_infinity=False),
-    st.uuids(),
-)
-
-
 @given(kind=st.sampled_from([*KINDS]), value=SOME)
 def test_what_is_accepted_is_json_of_its_schema_and_comes_back(kind, value):
     schema = one(kind)
@@ -197,17 +117,6 @@ def test_what_is_accepted_is_json_of_its_schema_and_comes_back(kind, value):
     jsonschema.validate(data, schema.json_schema("a", 1), jsonschema.Draft202012Validator)
     assert schema.load(data) == {"x": value}
     assert not isinstance(value, bool) or kind in (bool, Any)
-
-
-@given(given_kind=st.sampled_from([*KINDS]), taken_kind=st.sampled_from([*KINDS]), value=SOME)
-def test_a_producer_without_misfits_sends_nothing_that_does_not_fit(given_kind, taken_kind, value):
-    producer, handler = one(given_kind), one(taken_kind)
-    try:
-        data = producer.dump({"x": value})
-    except (TypeError, ValueError):
-        return
-    if not misfits(producer.json_schema("a", 1), handler):
-        handler.load(data)
 
 
 @pytest.mark.parametrize(
@@ -397,84 +306,3 @@ def test_a_whole_number_of_another_language_is_an_int():
 def test_marks_of_a_typed_dict_count_although_its_annotations_are_strings():
     required = one(Lax).json_schema("a", 1)["properties"]["x"]["required"]
     assert required == ["city"]
-
-
-@pytest.mark.parametrize(
-    ("given", "taken", "said"),
-    [
-        (int, int, None),
-        (int, float, None),
-        (float, int, "`x` may be a number, and the handler takes an integer."),
-        (bool, int, "`x` may be true or false, and the handler takes an integer."),
-        (int, Any, None),
-        (Any, int, "`x` may be anything, and the handler takes an integer."),
-        (int | None, int, "`x` may be null, and the handler takes an integer."),
-        (int, int | None, None),
-        (str, datetime.date, "`x` may be a string, and the handler takes a string (date)."),
-        (datetime.date, str, None),
-        (Literal["paid"], Status, None),
-        (Status, Literal["paid", "lost"], '`x` may be "open", and the handler takes "paid" or "lost".'),
-        (Status, str, None),
-        (str, Status, '`x` may be a string, and the handler takes "paid" or "open".'),
-        (Literal[True], Literal[1], "`x` may be true, and the handler takes 1."),
-        (list[int], list[str], "`x[]` may be an integer, and the handler takes a string."),
-        (list[int] | None, list[str] | None, "`x[]` may be an integer, and the handler takes a string."),
-        (dict[str, int], dict[str, str], "`x.*` may be an integer, and the handler takes a string."),
-        (Line, Line, None),
-        (Address, Line, "`x.sku` is required, and the producer does not have it."),
-        (Lax, Address, None),
-        (dict[str, int], Loose, "`x.street` may be an integer, and the handler takes a string."),
-        (dict[str, str], Address, "`x.city` is required, and the producer does not have it."),
-    ],
-)
-def test_each_way_in_which_a_producer_does_not_fit_is_a_sentence(given, taken, said):
-    found = misfits(schema_of(x=given), one(taken))
-    assert found[:1] == ([said] if said else [])
-
-
-def test_fields_that_a_producer_adds_and_that_a_handler_does_not_need_are_no_misfits():
-    def award(order_id: int, note: str = ""): ...
-
-    assert misfits(schema_of(order_id=int, cents=int), handled(award)) == []
-    assert misfits(schema_of(cents=int), handled(award)) == [
-        "`order_id` is required, and the producer does not have it."
-    ]
-    assert misfits(schema_of(order_id=int, note=int), handled(award)) == [
-        "`note` may be an integer, and the handler takes a string."
-    ]
-
-
-def test_a_field_that_a_producer_may_leave_out_is_a_misfit():
-    def paid(order_id: int = 1): ...
-
-    found = misfits({**schema_of(x=int), "required": []}, one(int))
-    assert found == ["`x` is required, and the producer may leave it out."]
-    assert misfits(Schema.of(paid).json_schema("a", 1), handled(paid)) == []
-
-
-def test_schemas_that_others_wrote_are_understood():
-    written = {
-        "$defs": {"line": {"type": "object", "properties": {"sku": {"const": "a"}}, "required": ["sku"]}},
-        "type": "object",
-        "properties": {"x": {"oneOf": [{"$ref": "#/$defs/line"}, {"type": ["integer", "null"]}]}},
-        "required": ["x"],
-    }
-    assert misfits(written, one(Address | int | None)) == ["`x.city` is required, and the producer does not have it."]
-    assert misfits(written, one(TypedDict("Sku", {"sku": str}) | int)) == [
-        "`x` may be null, and the handler takes an object or an integer."
-    ]
-
-
-def test_a_consumer_s_test_says_when_a_producer_breaks_it(tmp_path):
-    schema = thing_moved.schema.json_schema("test.thing.moved", 1)
-    assert_fits(note_moved, schema)
-    schema["properties"]["number"] = {"type": "string"}
-    schema["required"].remove("name")
-    (tmp_path / "moved.json").write_text(json.dumps(schema))
-    with pytest.raises(AssertionError) as raised:
-        assert_fits(note_moved, tmp_path / "moved.json")
-    assert str(raised.value).splitlines() == [
-        "tests.contrib.events.tasks.note_moved does not fit test.thing.moved, version 1:",
-        "* `name` is required, and the producer may leave it out.",
-        "* `number` may be a string, and the handler takes an integer.",
-    ]

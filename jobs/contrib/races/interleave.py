@@ -8,6 +8,7 @@ from functools import partial
 from itertools import count, product
 
 from jobs.contrib.crashtest.child import PATIENCE, Broken, Child, Children, run_all
+from jobs.contrib.crashtest.copies import PostgresCopy
 from jobs.contrib.crashtest.recorder import Operation
 
 #: Which of the two goes on, and for how many steps; None: to its end.
@@ -15,6 +16,11 @@ Step = tuple[int, int | None]
 
 #: Seconds without a sign after which a run counts as blocked, if the database cannot say so; and between two looks.
 SILENT, TICK = 0.15, 0.004
+
+#: Whether a connection of this name waits for a lock.
+_WAITS = """
+SELECT 1 FROM pg_stat_activity WHERE application_name = %s AND datname = current_database() AND wait_event_type = 'Lock'
+"""
 
 NAMES = ("jobs-crashtest-first", "jobs-crashtest-second")
 
@@ -59,11 +65,11 @@ def _advance(children: Children, runs: Sequence[Child], who: int, many: int | No
 
 
 def _is_blocked(children: Children, name: str, since: float) -> bool:
-    known = [copy for copy in children.copies if copy.knows_waits]
+    known = [copy for copy in children.copies if isinstance(copy, PostgresCopy)]
     # A project may name its connections itself: then the database cannot tell.
     if time.monotonic() - since > (10 * SILENT if known else SILENT):
         return True
-    return any(copy.waits(name) for copy in known)
+    return any(copy.execute(_WAITS, name) for copy in known)
 
 
 def schedules(first: int, second: int) -> Iterator[list[Step]]:
