@@ -15,7 +15,6 @@ from django.apps import apps
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import connections, router
-from django.utils.module_loading import import_string
 from kombu.transport import TRANSPORT_ALIASES
 from kombu.utils.url import maybe_sanitize_url
 
@@ -52,8 +51,6 @@ E011 The pool's processes are not forked: they would not inherit the memory by w
   -> Set worker_pool_start_method = 'fork', or use -P threads.
 E012 The SQLite database {alias!r} is in memory: the worker's processes would each have another one.
   -> Give it a file as NAME.
-E013 JOBS['REDACT'] cannot be imported: {exc}
-  -> Name a function redact(task, name, value) by its dotted path. Until then all values are hidden.
 E015 The server of the database {alias!r} cannot skip locked rows: claims would wait for each other.
   -> Use MySQL 8.0.1, MariaDB 10.6 or newer.
 E016 The setting task_serializer is {serializer!r}, and a job's arguments are JSON: every call would raise.
@@ -112,7 +109,9 @@ def add_texts(messages: str) -> None:
 
 add_texts(MESSAGES)
 
-#: What extensions find wrong (their ``checks.py``) with the Celery app before its tasks are imported, and then.
+#: What extensions find wrong (their ``checks.py``) with ``settings.JOBS``, once each key may be what it is; and with
+#: the Celery app before its tasks are imported, and then.
+OF_SETTINGS: list[Callable[[], Iterable[CheckMessage]]] = []
 OF_APP: list[Callable[[Celery], Iterable[CheckMessage]]] = []
 OF_TASKS: list[Callable[[Celery], Iterable[CheckMessage]]] = []
 
@@ -176,12 +175,6 @@ def check_settings() -> Iterator[CheckMessage]:
     if found := problems():
         yield from (say("E001", problem=problem) for problem in found)
         return
-    # problems() does not say it: that runs when the function's module cannot be imported yet.
-    try:
-        if (redact := conf().REDACT) is not None:
-            import_string(redact)
-    except Exception as exc:
-        yield say("E013", exc=exc)
     for name, app in extensions.unread_settings().items():
         if getattr(settings, "JOBS", {}).get(name) is not None:
             yield say("E021", name=name, app=app)
@@ -189,6 +182,7 @@ def check_settings() -> Iterator[CheckMessage]:
         seconds = getattr(conf(), name)
         if seconds is not None and seconds < SHORT:
             yield say("W018", name=name, seconds=seconds)
+    yield from chain.from_iterable(check() for check in OF_SETTINGS)
 
 
 @_careful

@@ -55,8 +55,8 @@ class Extension:
         The row is not inserted yet. ``TypeError``, ``ValueError``: the call cannot be.
         """
 
-    def claimer(self, app: Any) -> Any:
-        """What claims for one process: a subclass of ``Claimer``, which may hold jobs back. One extension has it."""
+    #: Classes in place of the core's own, a subclass each, by that one's name: ``{"Claimer": "a.dotted.path"}``.
+    instead: Mapping[str, str] = {}
 
     # A job's row
 

@@ -27,7 +27,7 @@ from jobs.conf import celery_app, conf
 from jobs.inspection import public
 from jobs.inspection.times import duration
 from jobs.inspection.view import View, look_up
-from jobs.lifecycle.redaction import Shown
+from jobs.lifecycle.shown import shown
 from jobs.models import WAITING, Job, State
 from jobs.models.fields import created_since
 from jobs.models.values import scrub
@@ -94,7 +94,7 @@ def _fault(job: Any) -> str:
 
 def _as_call(job: Job) -> str:
     """The call as Python, to be pasted into a shell; redacted."""
-    seen = Shown(job)
+    seen = shown(job)
     given = [*map(repr, seen.args), *(f"{name}={value!r}" for name, value in seen.kwargs.items())]
     app = celery_app()
     task = app and app.tasks.get(job.task)
@@ -150,15 +150,15 @@ class JobAdmin(OperableAdmin):
     took = column(_("duration"), _took)
     when = column(_("when"), lambda job: html.ago(job.run_at if job.state == State.SCHEDULED else job.created_at))
     fault = column(_("error"), _fault)
-    arguments = column(_("arguments"), lambda job: html.pretty(Shown(job).args))
-    keyword_arguments = column(_("keyword arguments"), lambda job: html.pretty(Shown(job).kwargs))
+    arguments = column(_("arguments"), lambda job: html.pretty(shown(job).args))
+    keyword_arguments = column(_("keyword arguments"), lambda job: html.pretty(shown(job).kwargs))
     shown_result = column(
-        _("result"), lambda job: html.pretty(Shown(job).result) if job.state == State.SUCCEEDED else NOTHING
+        _("result"), lambda job: html.pretty(shown(job).result) if job.state == State.SUCCEEDED else NOTHING
     )
     as_call = column(_("as a call"), _as_call)
-    shown_cursor = column(_("cursor"), lambda job: html.pretty(Shown(job).cursor))
+    shown_cursor = column(_("cursor"), lambda job: html.pretty(shown(job).cursor))
     lost = column(_("lost with a worker"), lambda job: job.node_losses)
-    shown_options = column(_("options"), lambda job: html.pretty(Shown(job).options))
+    shown_options = column(_("options"), lambda job: html.pretty(shown(job).options))
     parent = column(_("parent"), lambda job: html.link_to(job, job.parent_id))
     replayed = column(_("did the work before"), lambda job: html.link_to(job, job.replay_of))
     root_job = column(_("root"), lambda job: html.link_to(job, job.root_id))

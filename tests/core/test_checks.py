@@ -234,13 +234,6 @@ def test_a_retention_of_days_that_are_seconds(settings):
     assert any("in seconds, or a timedelta" in text for text in problems())
 
 
-def test_a_redaction_that_cannot_be_imported(settings):
-    settings.JOBS = {**settings.JOBS, "REDACT": "tests.nowhere.redact"}
-    assert ids(checks.check_settings()) == ids(checks.for_worker(worker())) == ["jobs.E013"]
-    settings.JOBS = {**settings.JOBS, "REDACT": "tests.helpers.redactions.hide_secrets"}
-    assert ids(checks.check_settings()) == []
-
-
 def test_tasks_with_another_serializer():
     own = app(accept_content=["json", "pickle"])
     own.task(name="t.odd", serializer="pickle")(body)

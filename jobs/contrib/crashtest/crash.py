@@ -25,7 +25,7 @@ from jobs.contrib.crashtest.child import Children
 from jobs.contrib.crashtest.compare import Outcome, Varying
 from jobs.contrib.crashtest.recorder import Operation
 from jobs.contrib.crashtest.report import Examination, Finding, as_html
-from jobs.lifecycle.redaction import Shown
+from jobs.lifecycle.shown import shown
 from jobs.models import Job
 from jobs.store import databases
 
@@ -151,7 +151,7 @@ def _ending_in_order() -> Iterator[None]:
 class _Examiner:
     def __init__(self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any], children: Children) -> None:
         self.task, self.args, self.kwargs, self.children = task, args, kwargs, children
-        seen = Shown(Job.of({"task": task.name, "args": list(args), "kwargs": dict(kwargs)}))
+        seen = shown(Job.of({"task": task.name, "args": list(args), "kwargs": dict(kwargs)}))
         given = [*map(repr, seen.args), *(f"{name}={value!r}" for name, value in seen.kwargs.items())]
         self.examination = Examination(task.name, f"{task.name}({', '.join(given)})")
         code = getattr(inspect.unwrap(task.run), "__code__", None)
