@@ -55,7 +55,7 @@ class Extension:
         The row is not inserted yet. ``TypeError``, ``ValueError``: the call cannot be.
         """
 
-    #: Classes in place of the core's own, a subclass each, by that one's name: ``{"Claimer": "a.dotted.path"}``.
+    #: What makes objects of a subclass in place of a class of the core, by that one's path: its own path.
     instead: Mapping[str, str] = {}
 
     # A job's row

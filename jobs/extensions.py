@@ -147,7 +147,7 @@ def merged(door: str) -> dict[str, Any]:
 @cache
 def instead(own: type[T]) -> type[T]:
     """The class that an extension has in place of one of the core's; else that one."""
-    path = merged("instead").get(own.__name__)
+    path = merged("instead").get(f"{own.__module__}.{own.__name__}")
     return import_string(path) if path else own
 
 

@@ -38,7 +38,7 @@ class Limits(Extension):
     }
     queue_options = staticmethod(limit_of)
 
-    instead = {"Claimer": "jobs.contrib.limits.claims.LimitedClaimer"}
+    instead = {"jobs.lifecycle.claims.Claimer": "jobs.contrib.limits.claims.LimitedClaimer"}
 
     @property
     def looks(self) -> Mapping[str, str]:  # type: ignore[override]

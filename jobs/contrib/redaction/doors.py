@@ -4,4 +4,4 @@ from jobs.doors import Extension
 
 
 class Redaction(Extension):
-    instead = {"Shown": "jobs.contrib.redaction.redacted.Redacted"}
+    instead = {"jobs.lifecycle.shown.Shown": "jobs.contrib.redaction.redacted.Redacted"}
