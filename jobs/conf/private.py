@@ -75,7 +75,6 @@ celery.backends.base:Backend._ensure_not_eager self     | backend.py: a result o
 celery.backends.base:Backend._sleep self amount         | backend.py: between two looks for a result
 celery.backends.base:Backend._fail_chain@5.7 self chain exc | celery_release.py: a chain that was ended
 django.db.backends.base.base:BaseDatabaseWrapper._savepoint self sid | postgresql.py: the first one is not sent
-django.db.models.constraints:UniqueConstraint._get_condition_sql self model schema_editor | mysql.py: its condition
 django.db.backends.base.base:BaseDatabaseWrapper._savepoint_commit self sid | postgresql.py: the same
 django.db.backends.base.base:BaseDatabaseWrapper._savepoint_rollback self sid | postgresql.py: the same
 django.db.backends.base.base:BaseDatabaseWrapper._rollback self | databases.py: back to the beginning
