@@ -22,7 +22,6 @@ from jobs import conf as project
 from jobs import extensions, store
 from jobs.calling.options import says_how_to_retry
 from jobs.conf import conf, did_you_mean, import_tasks, is_ours, private, problems
-from jobs.maintenance import zombies
 from jobs.models import Job, tables
 
 if TYPE_CHECKING:
@@ -90,9 +89,6 @@ W018 JOBS[{name!r}] is {seconds:g} seconds: what is older is deleted.
   -> For days write datetime.timedelta(days={seconds:g}). Silence this if seconds are meant.
 W022 jobs was not tested with {names}.
   -> What it needs of them is there. Install {tested}, or watch this worker.
-W031 In the database {alias!r} this process logs in as {role}, and other workers as {others}, whose sessions it may not
-     end: what one of them leaves behind when its machine dies keeps its locks until the server notices.
-  -> {cure}.
 W032 The pool of the database {alias!r} has {size} connections for each process, and a worker's need {needed}: what gets
      none within the pool's timeout fails.
   -> Set OPTIONS = {{'pool': {{'max_size': {needed}}}}} or more, or remove the pool: workers keep their connections.
@@ -112,6 +108,8 @@ add_texts(MESSAGES)
 #: What extensions find wrong (their ``checks.py``) with ``settings.JOBS``, once each key may be what it is; and with
 #: the Celery app before its tasks are imported, and then.
 OF_SETTINGS: list[Callable[[], Iterable[CheckMessage]]] = []
+#: With a database, by its alias, which they ask.
+OF_DATABASE: list[Callable[[str], Iterable[CheckMessage]]] = []
 OF_APP: list[Callable[[Celery], Iterable[CheckMessage]]] = []
 OF_TASKS: list[Callable[[Celery], Iterable[CheckMessage]]] = []
 
@@ -237,16 +235,10 @@ def _small_pool(alias: str, database: Any, needed: int) -> Iterator[CheckMessage
             yield say("W032", alias=alias, size=size, needed=needed)
 
 
-def check_sessions(*args: Any, databases: Iterable[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """Whether a worker can end what others leave behind. It asks the databases: as Django's own such checks it runs
-    where they are named (``manage.py check --database default``), and in workers.
-    """
-    named, found = set(databases or ()), []
-    for alias in [alias for alias, _ in _databases() if alias in named]:
-        role, others = store.of(alias).out_of_reach()
-        if others:
-            found.append(say("W031", alias=alias, role=role, others=set(others), cure=zombies.CURE.format(role=role)))
-    return found
+def ask_databases(*args: Any, databases: Iterable[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """As Django's own such checks it runs where they are named (``manage.py check --database default``); in workers."""
+    named = [alias for alias, _ in _databases() if alias in set(databases or ())]
+    return [message for alias in named for check in OF_DATABASE for message in check(alias)]
 
 
 # Celery's settings
@@ -370,7 +362,7 @@ def check_tasks(app: Celery | None = None) -> Iterator[CheckMessage]:
 
 for check in (check_settings, check_databases, check_routing, check_celery, check_tasks):
     register(check, "jobs")
-register(check_sessions, Tags.database)
+register(ask_databases, Tags.database)
 
 
 def _own_tasks(app: Celery) -> dict[str, Any]:

@@ -35,15 +35,13 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 from django.apps import AppConfig, apps
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 from jobs.doors import Extension
-
-T = TypeVar("T")
 
 HOME = Path(__file__).parent
 
@@ -145,7 +143,7 @@ def merged(door: str) -> dict[str, Any]:
 
 
 @cache
-def instead(own: type[T]) -> type[T]:
+def instead(own: Any) -> Any:
     """The class that an extension has in place of one of the core's; else that one."""
     path = merged("instead").get(f"{own.__module__}.{own.__name__}")
     return import_string(path) if path else own

@@ -21,7 +21,7 @@ from jobs.store.base import Store
 from jobs.store.postgresql import PostgreSQL
 from jobs.store.sqlite import SQLite
 
-_KINDS: dict[str, type[Store]] = {"postgresql": PostgreSQL, "sqlite": SQLite}
+_KINDS: dict[str, Any] = {"postgresql": PostgreSQL, "sqlite": SQLite}
 
 
 def install() -> None:
@@ -49,4 +49,4 @@ def of(using: str) -> Store:
 
 @cache
 def _of(using: str, vendor: str) -> Store:
-    return (_KINDS.get(vendor) or extensions.instead(Store))(using)
+    return extensions.instead(_KINDS.get(vendor, Store))(using)
