@@ -111,6 +111,10 @@ def untested() -> list[str]:
     ]
 
 
+def tested() -> str:
+    return ", ".join(f"{name} {release}" for name, release in TESTED.items())
+
+
 def _is_there(name: str, parameters: list[str] | None) -> bool:
     module, _, path = name.partition(":")
     *owners, last = path.split(".")
