@@ -10,16 +10,13 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from celery.utils.functional import maybe_list
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import connections, router
-from kombu.transport import TRANSPORT_ALIASES
-from kombu.utils.url import maybe_sanitize_url
 
 from jobs import conf as project
 from jobs import extensions, store
-from jobs.conf import conf, did_you_mean, import_tasks, is_ours, private, problems
+from jobs.conf import conf, import_tasks, is_ours, private, problems
 from jobs.models import Job, tables
 
 if TYPE_CHECKING:
@@ -52,8 +49,6 @@ E015 The server of the database {alias!r} cannot skip locked rows: claims would 
   -> Use MySQL 8.0.1, MariaDB 10.6 or newer.
 E016 The setting task_serializer is {serializer!r}, and a job's arguments are JSON: every call would raise.
   -> Remove the setting; the tasks that need it keep their own, serializer='{serializer}', with JOBS['EXCLUDE'].
-E017 The broker URL {url!r} names no transport that there is{close}
-  -> Use jobs:// (the database), redis://, rediss://, sentinel://, amqp:// or amqps://.
 E018 Other packages changed what jobs relies on, and is private to them: {names}.
   -> Install the releases that jobs is tested with ({tested}), or a newer jobs.
 E019 A task of the project cannot be declared: {exc}
@@ -195,31 +190,9 @@ def check_celery(app: Celery | None = None) -> Iterator[CheckMessage]:
     has_base = getattr(app.Task, "is_transactional", False)
     if has_base and conf.task_serializer not in JSON:
         yield say("E016", serializer=conf.task_serializer)
-    if unknown := [(url, close) for url in _broker_urls(app) if (close := _unknown_transport(url))]:
-        # The app cannot be asked anything else.
-        yield from (say("E017", url=maybe_sanitize_url(url), close=close) for url, close in unknown)
-        return
     if problems():
         return
     yield from chain.from_iterable(check(app) for check in OF_APP)
-
-
-def _broker_urls(app: Celery) -> set[str]:
-    settings = [app.conf[name] for name in ("broker_url", "broker_read_url", "broker_write_url")]
-    # Each may be a list, and hold several URLs with semicolons in between.
-    return {url for each in settings for part in maybe_list(each) or () for url in str(part).split(";")} - {""}
-
-
-def _unknown_transport(url: str) -> str:
-    """The end of a sentence about a URL that kombu finds no transport for, or takes for a host's name; else empty."""
-    scheme, has_scheme, _rest = url.partition("://")
-    if not has_scheme:
-        # kombu takes it for an AMQP host. With a transport's name in front it is a mistake.
-        name = url.partition(":")[0]
-        return f": did you mean `{name}://`?" if name != url and name in TRANSPORT_ALIASES else ""
-    scheme = scheme.partition("+")[0]
-    # A scheme with a dot names a class.
-    return "" if scheme in TRANSPORT_ALIASES or "." in scheme else did_you_mean(scheme, TRANSPORT_ALIASES)
 
 
 def driver(app: Celery) -> str | None:

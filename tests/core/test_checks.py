@@ -170,33 +170,6 @@ def test_a_serializer_that_jobs_cannot_use_is_told_before_any_worker_starts(monk
     assert checks.check_celery(plain) == [], "its tasks are stock"
 
 
-@pytest.mark.parametrize(
-    ("url", "says"),
-    [
-        (
-            "postgres://ada:secret@localhost/shop",
-            "'postgres://ada:**@localhost/shop' names no transport that there is.",
-        ),
-        ("redis:/localhost", "'redis:/localhost' names no transport that there is: did you mean `redis://`?"),
-        ("rediss:/x", "did you mean `rediss://`?"),
-        ("amqp://localhost;reds://localhost", "did you mean `redis`?"),
-    ],
-)
-def test_a_broker_url_without_a_transport_is_told_before_any_worker_starts(monkeypatch, url, says):
-    own = app(url)
-    monkeypatch.setattr(project, "celery_app", lambda: own)
-    [message] = run_checks(tags=["jobs"])
-    assert (message.id, checks.for_worker(worker(own))) == ("jobs.E017", [message])
-    assert says in message.msg
-
-
-@pytest.mark.parametrize(
-    "url", ["localhost", "localhost:5672//", "pyamqp://", "sqs://", "redis+socket:///x", "a.b:C://"]
-)
-def test_a_broker_url_that_kombu_understands_is_left_alone(url):
-    assert "jobs.E017" not in ids(checks.check_celery(app(url)))
-
-
 def test_processes_that_are_not_forked_matter_to_prefork_only():
     threads = worker(pool_cls="celery.concurrency.thread:TaskPool", pool_start_method="spawn")
     assert checks.for_worker(threads) == []

@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from celery.utils.functional import maybe_list
 from django.apps import apps
 from django.conf import settings
 from django.core.checks import CheckMessage
 from django.db import router
+from kombu.transport import TRANSPORT_ALIASES
+from kombu.utils.url import maybe_sanitize_url
 
 from jobs import store
 from jobs.calling.options import says_how_to_retry
 from jobs.checks import OF_APP, OF_SETTINGS, OF_TASKS, OF_WORKER, add_texts, driver, own_tasks, pool_of, say
-from jobs.conf import conf, private
+from jobs.conf import conf, did_you_mean, private
 from jobs.models import Job, tables
 
 add_texts("""
+E017 The broker URL {url!r} names no transport that there is{close}
+  -> Use jobs:// (the database), redis://, rediss://, sentinel://, amqp:// or amqps://.
 W001 The app's task_cls is not jobs.Task: only tasks with base=jobs.Task are transactional.
   -> Use Celery("proj", task_cls="jobs.task:Task"), or ignore this if it is what you want.
 W003 Jobs are written to the database {home!r}, and no model of the project is: a job is not committed together with
@@ -103,6 +108,10 @@ def _small_pool(alias: str, needed: int) -> Iterator[CheckMessage]:
 
 @OF_APP.append
 def brittle(app: Any) -> Iterator[CheckMessage]:
+    if unknown := [(url, close) for url in _broker_urls(app) if (close := _unknown_transport(url))]:
+        # The app cannot be asked anything else.
+        yield from (say("E017", url=maybe_sanitize_url(url), close=close) for url, close in unknown)
+        return
     is_amqp = driver(app) == "amqp"
     found = [
         f"{name} = {app.conf[name]!r}"
@@ -111,6 +120,24 @@ def brittle(app: Any) -> Iterator[CheckMessage]:
     ]
     if found:
         yield say("W008", values=", ".join(found))
+
+
+def _broker_urls(app: Any) -> set[str]:
+    settings = [app.conf[name] for name in ("broker_url", "broker_read_url", "broker_write_url")]
+    # Each may be a list, and hold several URLs with semicolons in between.
+    return {url for each in settings for part in maybe_list(each) or () for url in str(part).split(";")} - {""}
+
+
+def _unknown_transport(url: str) -> str:
+    """The end of a sentence about a URL that kombu finds no transport for, or takes for a host's name; else empty."""
+    scheme, has_scheme, _rest = url.partition("://")
+    if not has_scheme:
+        # kombu takes it for an AMQP host. With a transport's name in front it is a mistake.
+        name = url.partition(":")[0]
+        return f": did you mean `{name}://`?" if name != url and name in TRANSPORT_ALIASES else ""
+    scheme = scheme.partition("+")[0]
+    # A scheme with a dot names a class.
+    return "" if scheme in TRANSPORT_ALIASES or "." in scheme else did_you_mean(scheme, TRANSPORT_ALIASES)
 
 
 @OF_WORKER.append

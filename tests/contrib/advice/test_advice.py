@@ -7,9 +7,11 @@ import datetime
 import celery
 import pytest
 from celery import Celery
+from django.core.checks import run_checks
 from django.db import connections
 
 from jobs import checks
+from jobs import conf as project
 from jobs.conf import conf, private, problems
 from tests.helpers.checked import Router, app, body, ids, worker
 
@@ -136,3 +138,30 @@ def test_events_need_two_connections_more(settings, monkeypatch):
     settings.JOBS = {**settings.JOBS, "SERVICE": "shop", "EVENT_BROKER": "amqp://localhost//"}
     [message] = checks.check_settings()
     assert (message.id, "'max_size': 4" in message.hint) == ("jobs.W032", True)
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        (
+            "postgres://ada:secret@localhost/shop",
+            "'postgres://ada:**@localhost/shop' names no transport that there is.",
+        ),
+        ("redis:/localhost", "'redis:/localhost' names no transport that there is: did you mean `redis://`?"),
+        ("rediss:/x", "did you mean `rediss://`?"),
+        ("amqp://localhost;reds://localhost", "did you mean `redis`?"),
+    ],
+)
+def test_a_broker_url_without_a_transport_is_told_before_any_worker_starts(monkeypatch, url, says):
+    own = app(url)
+    monkeypatch.setattr(project, "celery_app", lambda: own)
+    [message] = run_checks(tags=["jobs"])
+    assert (message.id, checks.for_worker(worker(own))) == ("jobs.E017", [message])
+    assert says in message.msg
+
+
+@pytest.mark.parametrize(
+    "url", ["localhost", "localhost:5672//", "pyamqp://", "sqs://", "redis+socket:///x", "a.b:C://"]
+)
+def test_a_broker_url_that_kombu_understands_is_left_alone(url):
+    assert "jobs.E017" not in ids(checks.check_celery(app(url)))
