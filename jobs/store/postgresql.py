@@ -125,18 +125,6 @@ class PostgreSQL(base.Store):
     def session(self) -> Session:
         return session_of(self.using)
 
-    def identify(self) -> tuple[Any, ...]:
-        database = "FROM pg_database WHERE datname = current_database()"
-        may_read = "has_function_privilege(to_regprocedure('pg_control_system()')::oid, 'EXECUTE')"
-        # Everybody may read the identifier, unless somebody took that away. Asked first: a statement that is refused
-        # would break a transaction around it.
-        if self.ask(f"SELECT 1 WHERE {may_read}"):
-            found = f"system_identifier, (SELECT oid {database}) FROM pg_control_system()"
-        else:
-            found = f"'oids', oid, to_regclass('jobs_instance')::oid {database}"
-        [parts] = self.ask(f"SELECT {found}")
-        return tuple(parts)
-
     # A call
 
     def insert(self, job: Job, columns: Sequence[str], is_frozen: bool) -> int:
