@@ -10,20 +10,13 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from celery.utils.functional import maybe_list
-from django.apps import apps
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import connections, router
-from django.utils.module_loading import import_string
-from kombu.transport import TRANSPORT_ALIASES
-from kombu.utils.url import maybe_sanitize_url
 
 from jobs import conf as project
 from jobs import extensions, store
-from jobs.calling.options import says_how_to_retry
-from jobs.conf import conf, did_you_mean, import_tasks, is_ours, private, problems
-from jobs.maintenance import zombies
+from jobs.conf import conf, import_tasks, is_ours, private, problems
 from jobs.models import Job, tables
 
 if TYPE_CHECKING:
@@ -52,53 +45,22 @@ E011 The pool's processes are not forked: they would not inherit the memory by w
   -> Set worker_pool_start_method = 'fork', or use -P threads.
 E012 The SQLite database {alias!r} is in memory: the worker's processes would each have another one.
   -> Give it a file as NAME.
-E013 JOBS['REDACT'] cannot be imported: {exc}
-  -> Name a function redact(task, name, value) by its dotted path. Until then all values are hidden.
 E015 The server of the database {alias!r} cannot skip locked rows: claims would wait for each other.
   -> Use MySQL 8.0.1, MariaDB 10.6 or newer.
 E016 The setting task_serializer is {serializer!r}, and a job's arguments are JSON: every call would raise.
   -> Remove the setting; the tasks that need it keep their own, serializer='{serializer}', with JOBS['EXCLUDE'].
-E017 The broker URL {url!r} names no transport that there is{close}
-  -> Use jobs:// (the database), redis://, rediss://, sentinel://, amqp:// or amqps://.
 E018 Other packages changed what jobs relies on, and is private to them: {names}.
   -> Install the releases that jobs is tested with ({tested}), or a newer jobs.
 E019 A task of the project cannot be declared: {exc}
   -> Correct the declaration that it names; no worker starts, and no process that imports it.
 E021 JOBS[{name!r}] is set, and {app}, which alone reads it, is not installed.
   -> Add {app!r} to INSTALLED_APPS, and run manage.py migrate; or remove the setting.
-W001 The app's task_cls is not jobs.Task: only tasks with base=jobs.Task are transactional.
-  -> Use Celery("proj", task_cls="jobs.task:Task"), or ignore this if it is what you want.
 W002 task_always_eager runs tasks in their caller: no call is a row, and none of the promise holds.
   -> Remove it outside of tests.
-W003 Jobs are written to the database {home!r}, and no model of the project is: a job is not committed together with
-     the data it belongs to.
-  -> Let jobs live where your data is ({elsewhere}): JOBS['DATABASES'], and DATABASE_ROUTERS.
-W004 The database {alias!r} uses another isolation level than READ COMMITTED: transactions that meet are refused by the
-     server, their bodies run again, and each time counts as a node loss.
-  -> Remove isolation_level from OPTIONS, and use select_for_update() where bodies meet.
-W008 A worker ends, and its jobs with it, when its broker is away for long or closes a channel: {values}.
-  -> celery_settings() of jobs.conf sets it well: broker_connection_max_retries = None. broker_connection_retry,
-     broker_connection_retry_on_startup, broker_channel_error_retry = True.
-W011 These tasks have no hard time limit: {tasks}. A body that never ends holds its process, and its job stays running
-     for ever.
-  -> celery_settings() of jobs.conf sets it well: task_time_limit = 1800.
 W015 {check} failed: {exc!r}
   -> Put right what it names; what else this check would have said is not known.
 W016 The project's Celery app is not loaded in this process: calls would know none of its settings and routes.
   -> Import it in the __init__.py of the package that holds the settings: from proj.celery import app.
-W017 Markers are kept for {kept:g} s, and jobs of these tasks may still be retried, or replayed by hand, after that
-     time: {tasks}. What they do could be done twice.
-  -> Set JOBS['MARKER_RETENTION'] above JOBS['RETENTION_FAILED'] and above all their retries; None keeps them.
-W018 JOBS[{name!r}] is {seconds:g} seconds: what is older is deleted.
-  -> For days write datetime.timedelta(days={seconds:g}). Silence this if seconds are meant.
-W022 jobs was not tested with {names}.
-  -> What it needs of them is there. Install {tested}, or watch this worker.
-W031 In the database {alias!r} this process logs in as {role}, and other workers as {others}, whose sessions it may not
-     end: what one of them leaves behind when its machine dies keeps its locks until the server notices.
-  -> {cure}.
-W032 The pool of the database {alias!r} has {size} connections for each process, and a worker's need {needed}: what gets
-     none within the pool's timeout fails.
-  -> Set OPTIONS = {{'pool': {{'max_size': {needed}}}}} or more, or remove the pool: workers keep their connections.
 """
 
 TEXTS: dict[str, list[str]] = {}  #: The text and the cure by the id.
@@ -112,20 +74,17 @@ def add_texts(messages: str) -> None:
 
 add_texts(MESSAGES)
 
-#: What extensions find wrong (their ``checks.py``) with the Celery app before its tasks are imported, and then.
+#: What extensions find wrong (their ``checks.py``) with ``settings.JOBS``, once each key may be what it is; and with
+#: the Celery app before its tasks are imported, and then.
+OF_SETTINGS: list[Callable[[], Iterable[CheckMessage]]] = []
+#: With a database, by its alias, which they ask.
+OF_DATABASE: list[Callable[[str], Iterable[CheckMessage]]] = []
 OF_APP: list[Callable[[Celery], Iterable[CheckMessage]]] = []
 OF_TASKS: list[Callable[[Celery], Iterable[CheckMessage]]] = []
+#: With a worker.
+OF_WORKER: list[Callable[[Any], Iterable[CheckMessage]]] = []
 
 JSON = ("json", "application/json")  #: Both names of the one serializer that jobs can use.
-SHORT = 3600.0  #: To keep a history for fewer seconds is a mistake: days were meant.
-
-#: Celery's settings with the values under which a worker goes on without its broker.
-ABOUT_OUTAGES = {
-    "broker_connection_max_retries": (None,),
-    "broker_connection_retry": (True,),
-    "broker_connection_retry_on_startup": (True, None),
-    "broker_channel_error_retry": (True,),
-}
 
 
 def for_worker(worker: Any) -> list[CheckMessage]:
@@ -176,19 +135,10 @@ def check_settings() -> Iterator[CheckMessage]:
     if found := problems():
         yield from (say("E001", problem=problem) for problem in found)
         return
-    # problems() does not say it: that runs when the function's module cannot be imported yet.
-    try:
-        if (redact := conf().REDACT) is not None:
-            import_string(redact)
-    except Exception as exc:
-        yield say("E013", exc=exc)
     for name, app in extensions.unread_settings().items():
         if getattr(settings, "JOBS", {}).get(name) is not None:
             yield say("E021", name=name, app=app)
-    for name in ("RETENTION", "RETENTION_FAILED", "MARKER_RETENTION"):
-        seconds = getattr(conf(), name)
-        if seconds is not None and seconds < SHORT:
-            yield say("W018", name=name, seconds=seconds)
+    yield from chain.from_iterable(check() for check in OF_SETTINGS)
 
 
 @_careful
@@ -201,11 +151,6 @@ def check_databases() -> Iterator[CheckMessage]:
             yield say("E002", alias=alias)
         if not database.get("AUTOCOMMIT", True):
             yield say("E007", alias=alias)
-        level = options.get("isolation_level")
-        # One for what the supervisor's threads take turns at, and one that a hung query may hold; two for events.
-        yield from _small_pool(alias, database, 2 if conf().EVENT_BROKER is None else 4)
-        if not store.of(alias).reads_committed(level):
-            yield say("W004", alias=alias)
 
 
 @_careful
@@ -222,37 +167,12 @@ def check_routing() -> Iterator[CheckMessage]:
             yield say("E006", alias=alias, label=each)
     if home not in aliases:
         yield say("E005", home=home, label=label, aliases=aliases)
-        return
-    elsewhere = {
-        router.db_for_write(model)
-        for model in apps.get_models()
-        if model._meta.managed
-        and model not in tables()
-        and not model._meta.app_config.name.startswith("django.contrib.")
-    }
-    if elsewhere and home not in elsewhere:
-        yield say("W003", home=home, elsewhere=elsewhere)
 
 
-def _small_pool(alias: str, database: Any, needed: int) -> Iterator[CheckMessage]:
-    if pool := database.get("OPTIONS", {}).get("pool"):
-        # As psycopg_pool has it.
-        options = pool if isinstance(pool, dict) else {}
-        size = options.get("max_size") or options.get("min_size", 4)
-        if size < needed:
-            yield say("W032", alias=alias, size=size, needed=needed)
-
-
-def check_sessions(*args: Any, databases: Iterable[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """Whether a worker can end what others leave behind. It asks the databases: as Django's own such checks it runs
-    where they are named (``manage.py check --database default``), and in workers.
-    """
-    named, found = set(databases or ()), []
-    for alias in [alias for alias, _ in _databases() if alias in named]:
-        role, others = store.of(alias).out_of_reach()
-        if others:
-            found.append(say("W031", alias=alias, role=role, others=set(others), cure=zombies.CURE.format(role=role)))
-    return found
+def ask_databases(*args: Any, databases: Iterable[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """As Django's own such checks it runs where they are named (``manage.py check --database default``); in workers."""
+    named = [alias for alias, _ in _databases() if alias in set(databases or ())]
+    return [message for alias in named for check in OF_DATABASE for message in check(alias)]
 
 
 # Celery's settings
@@ -270,39 +190,9 @@ def check_celery(app: Celery | None = None) -> Iterator[CheckMessage]:
     has_base = getattr(app.Task, "is_transactional", False)
     if has_base and conf.task_serializer not in JSON:
         yield say("E016", serializer=conf.task_serializer)
-    if unknown := [(url, close) for url in _broker_urls(app) if (close := _unknown_transport(url))]:
-        # The app cannot be asked anything else.
-        yield from (say("E017", url=maybe_sanitize_url(url), close=close) for url, close in unknown)
-        return
-    is_amqp = driver(app) == "amqp"
-    brittle = [
-        f"{name} = {conf[name]!r}"
-        for name, good in ABOUT_OUTAGES.items()
-        if conf[name] not in good and (is_amqp or name != "broker_channel_error_retry")
-    ]
-    if brittle:
-        yield say("W008", values=", ".join(brittle))
     if problems():
         return
     yield from chain.from_iterable(check(app) for check in OF_APP)
-
-
-def _broker_urls(app: Celery) -> set[str]:
-    settings = [app.conf[name] for name in ("broker_url", "broker_read_url", "broker_write_url")]
-    # Each may be a list, and hold several URLs with semicolons in between.
-    return {url for each in settings for part in maybe_list(each) or () for url in str(part).split(";")} - {""}
-
-
-def _unknown_transport(url: str) -> str:
-    """The end of a sentence about a URL that kombu finds no transport for, or takes for a host's name; else empty."""
-    scheme, has_scheme, _rest = url.partition("://")
-    if not has_scheme:
-        # kombu takes it for an AMQP host. With a transport's name in front it is a mistake.
-        name = url.partition(":")[0]
-        return f": did you mean `{name}://`?" if name != url and name in TRANSPORT_ALIASES else ""
-    scheme = scheme.partition("+")[0]
-    # A scheme with a dot names a class.
-    return "" if scheme in TRANSPORT_ALIASES or "." in scheme else did_you_mean(scheme, TRANSPORT_ALIASES)
 
 
 def driver(app: Celery) -> str | None:
@@ -318,32 +208,27 @@ def driver(app: Celery) -> str | None:
 
 @_careful
 def check_worker(worker: Any) -> Iterator[CheckMessage]:
-    pool = worker.pool_cls if isinstance(worker.pool_cls, str) else worker.pool_cls.__module__
-    pool = pool.partition(":")[0].rpartition(".")[2]
-    tested = ", ".join(f"{name} {release}" for name, release in private.TESTED.items())
+    pool = pool_of(worker)
     if gone := private.missing():
-        yield say("E018", names="; ".join(gone), tested=tested)
-    if untested := private.untested():
-        yield say("W022", names=", ".join(untested), tested=tested)
+        yield say("E018", names="; ".join(gone), tested=private.tested())
     if pool in ("gevent", "eventlet"):
         yield say("E003", pool=pool)
     if pool == "prefork" and getattr(worker, "pool_start_method", "fork") != "fork":
         yield say("E011")
     for alias, database in _databases():
-        if pool in ("thread", "solo"):
-            # Each thread that runs jobs keeps one; stock tasks run beside them.
-            yield from _small_pool(alias, database, 1 + (worker.concurrency if pool == "thread" else 1))
         connection, name = connections[alias], str(database.get("NAME"))
         if not connection.features.has_select_for_update_skip_locked and not store.of(alias).has_one_writer:
             yield say("E015", alias=alias)
         if database["ENGINE"].endswith("sqlite3") and (":memory:" in name or "mode=memory" in name):
             yield say("E012", alias=alias)
-    if not getattr(worker.app.Task, "is_transactional", False):
-        yield say("W001")
-    default_limit = worker.time_limit or worker.app.conf.task_time_limit
-    unlimited = {name for name, task in _own_tasks(worker.app).items() if not (task.time_limit or default_limit)}
-    if unlimited and pool == "prefork":
-        yield say("W011", tasks=unlimited)
+    if not problems():
+        yield from chain.from_iterable(check(worker) for check in OF_WORKER)
+
+
+def pool_of(worker: Any) -> str:
+    """``prefork``, ``thread``, ``solo``, ..."""
+    pool = worker.pool_cls if isinstance(worker.pool_cls, str) else worker.pool_cls.__module__
+    return pool.partition(":")[0].rpartition(".")[2]
 
 
 @_careful
@@ -357,7 +242,7 @@ def check_tasks(app: Celery | None = None) -> Iterator[CheckMessage]:
         except TypeError as exc:
             yield say("E019", exc=exc)
             return
-    tasks = _own_tasks(app)
+    tasks = own_tasks(app)
     # E016 is about the setting itself.
     fine = (*JSON, app.conf.task_serializer)
     if odd := {name for name, task in tasks.items() if task.serializer not in fine}:
@@ -365,34 +250,15 @@ def check_tasks(app: Celery | None = None) -> Iterator[CheckMessage]:
     if problems():
         return
     yield from chain.from_iterable(check(app) for check in OF_TASKS)
-    if (kept := conf().MARKER_RETENTION) is None:
-        return
-    # Once the marker is gone, the same can be done again.
-    failed = conf().RETENTION_FAILED
-    keyed = {name: task for name, task in tasks.items() if "idempotency_key" in task.key_templates}
-    if late := {name for name, task in keyed.items() if failed is None or max(failed, _retry_horizon(task)) > kept}:
-        yield say("W017", kept=kept, tasks=late)
 
 
 for check in (check_settings, check_databases, check_routing, check_celery, check_tasks):
     register(check, "jobs")
-register(check_sessions, Tags.database)
+register(ask_databases, Tags.database)
 
 
-def _own_tasks(app: Celery) -> dict[str, Any]:
+def own_tasks(app: Celery) -> dict[str, Any]:
     return {name: task for name, task in app.tasks.items() if is_ours(task)}
-
-
-def _retry_horizon(task: Any) -> float:
-    """Seconds until a task that always fails is given up, as far as its options tell."""
-    if not says_how_to_retry(task):
-        return float(1.25 * sum(conf().RETRY or ()))
-    if task.max_retries is None:
-        return float("inf")
-    pause = task.default_retry_delay
-    if getattr(task, "retry_backoff", False):
-        pause = getattr(task, "retry_backoff_max", 600)
-    return float(task.max_retries * pause)
 
 
 # They add theirs.

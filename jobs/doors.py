@@ -55,8 +55,8 @@ class Extension:
         The row is not inserted yet. ``TypeError``, ``ValueError``: the call cannot be.
         """
 
-    def claimer(self, app: Any) -> Any:
-        """What claims for one process: a subclass of ``Claimer``, which may hold jobs back. One extension has it."""
+    #: What makes objects of a subclass in place of a class of the core, by that one's path: its own path.
+    instead: Mapping[str, str] = {}
 
     # A job's row
 

@@ -39,6 +39,7 @@ from typing import Any
 
 from django.apps import AppConfig, apps
 from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
 
 from jobs.doors import Extension
 
@@ -139,6 +140,13 @@ def _around(found: Sequence[Any], given: Any) -> Iterator[None]:
 def merged(door: str) -> dict[str, Any]:
     """The mappings that the extensions have for one door, as one."""
     return {name: value for part in through(door) for name, value in part.items()}
+
+
+@cache
+def instead(own: Any) -> Any:
+    """The class that an extension has in place of one of the core's; else that one."""
+    path = merged("instead").get(f"{own.__module__}.{own.__name__}")
+    return import_string(path) if path else own
 
 
 def _own(kind: type[Extension]) -> set[str]:

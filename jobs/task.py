@@ -22,7 +22,6 @@ from jobs import extensions
 from jobs.calling import calls, outbox
 from jobs.calling.options import check_call, check_declaration
 from jobs.conf import is_eager, is_stock, problems, sentry, task_options
-from jobs.conf.celery_release import dumper_of
 from jobs.errors import Replaced, UniqueTaken
 from jobs.execution import pipeline
 from jobs.idempotency import locks
@@ -155,7 +154,9 @@ class Task(celery.Task):
         for declared in extensions.through("declared"):
             declared(cls)
         cls.call_hooks = tuple(called for each in extensions.through("called") if (called := each(cls)) is not None)
-        cls.argument_dumper = dumper_of(cls)
+        # Of arguments that are pydantic models; before Celery 5.7 there is none, and callers make plain data of them.
+        dump = getattr(cls, "_dump_pydantic_arguments", None)
+        cls.argument_dumper = dump and staticmethod(dump)
         if "idempotency_key" in cls.key_templates and not cls.atomic:
             raise ValueError(
                 "idempotency_key= needs the transaction of the effects, and atomic=False has none: leave atomic=False "

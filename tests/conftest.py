@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from celery import current_app
+from celery import _state, current_app
 from django.conf import settings
 from django.db import connection, connections, transaction
 from django.db.backends.base.base import NO_DB_ALIAS
@@ -252,6 +252,8 @@ def store(request, settings):
 @pytest.fixture
 def redis_cache(redis_server, settings):
     """The lock cache in an empty Redis, which runs again afterwards."""
+    if not find_spec("jobs.contrib.redis_locks"):
+        pytest.skip("locks are in Redis by an extension")
 
     def use(**options):
         settings.CACHES = {
@@ -375,6 +377,14 @@ def declare():
 def case(request):
     """Each test once in the transaction of a ``TestCase``, and once with real commits."""
     return request.param
+
+
+@pytest.fixture
+def only_their_own_tasks(monkeypatch):
+    """Apps that a test makes do not share the tasks of other tests."""
+    monkeypatch.setattr(_state, "_on_app_finalizers", set())
+    # Celery prefers it to any setting.
+    monkeypatch.delenv("CELERY_BROKER_URL", raising=False)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from django.template.response import TemplateResponse
 from django.urls import path
 from django.views.decorators.http import require_POST
 
-from jobs.lifecycle.redaction import veil
+from jobs.lifecycle.shown import veil
 from jobs.models import label_of
 from jobs.models.values import scrub
 

@@ -20,7 +20,7 @@ from django.utils.translation import gettext_lazy as _
 from jobs import extensions
 from jobs.inspection import public
 from jobs.inspection.times import duration
-from jobs.lifecycle.redaction import Shown
+from jobs.lifecycle.shown import shown
 from jobs.models import Job, State, label_of
 from jobs.models.values import scrub
 from jobs.operations.selection import DIGITS
@@ -86,7 +86,7 @@ def preformatted(text: str) -> str:
 
 def arguments(job: Job) -> str:
     """The arguments of the call in one line, redacted."""
-    seen = Shown(job)
+    seen = shown(job)
     given = [*map(_brief, seen.args), *(f"{name}={_brief(value)}" for name, value in seen.kwargs.items())]
     return Truncator(scrub(", ".join(given), 1000)).chars(80)
 
@@ -99,8 +99,8 @@ def parts(page: str, request: HttpRequest, about: Any) -> dict[str, str]:
     """What extensions have for a page, by the place where it stands."""
     found: dict[str, str] = {}
     for part in extensions.through("parts"):
-        for place, shown in part(page, request, about).items():
-            found[place] = format_html("{}{}", found.get(place, ""), shown)
+        for place, html in part(page, request, about).items():
+            found[place] = format_html("{}{}", found.get(place, ""), html)
     return found
 
 

@@ -27,7 +27,7 @@ from jobs.conf import celery_app, conf
 from jobs.inspection import public
 from jobs.inspection.times import duration
 from jobs.inspection.view import View, look_up
-from jobs.lifecycle.redaction import Shown
+from jobs.lifecycle.shown import shown
 from jobs.lifecycle.transitions import NEVER, due_at
 from jobs.models import WAITING, Job, State
 from jobs.models.fields import created_since
@@ -104,7 +104,7 @@ def _as_call(job: Job) -> str:
     # The name of a task need not be the path of its function.
     path = job.task if task is None else f"{task.__module__}.{task.__name__}"
     module, _, name = path.rpartition(".")
-    call = f"from {module} import {name}\n{name}.delay({Shown(job).arguments})" if module else f"{name}.delay(...)"
+    call = f"from {module} import {name}\n{name}.delay({shown(job).arguments})" if module else f"{name}.delay(...)"
     return html.preformatted(call)
 
 
@@ -153,15 +153,15 @@ class JobAdmin(OperableAdmin):
     took = column(_("duration"), _took)
     when = column(_("when"), lambda job: html.ago(_when(job)))
     fault = column(_("error"), _fault)
-    arguments = column(_("arguments"), lambda job: html.pretty(Shown(job).args))
-    keyword_arguments = column(_("keyword arguments"), lambda job: html.pretty(Shown(job).kwargs))
+    arguments = column(_("arguments"), lambda job: html.pretty(shown(job).args))
+    keyword_arguments = column(_("keyword arguments"), lambda job: html.pretty(shown(job).kwargs))
     shown_result = column(
-        _("result"), lambda job: html.pretty(Shown(job).result) if job.state == State.SUCCEEDED else NOTHING
+        _("result"), lambda job: html.pretty(shown(job).result) if job.state == State.SUCCEEDED else NOTHING
     )
     as_call = column(_("as a call"), _as_call)
-    shown_cursor = column(_("cursor"), lambda job: html.pretty(Shown(job).cursor))
+    shown_cursor = column(_("cursor"), lambda job: html.pretty(shown(job).cursor))
     lost = column(_("lost with a worker"), lambda job: job.node_losses)
-    shown_options = column(_("options"), lambda job: html.pretty(Shown(job).options))
+    shown_options = column(_("options"), lambda job: html.pretty(shown(job).options))
     parent = column(_("parent"), lambda job: html.link_to(job, job.parent_id))
     replayed = column(_("did the work before"), lambda job: html.link_to(job, job.replay_of))
     root_job = column(_("root"), lambda job: html.link_to(job, job.root_id))

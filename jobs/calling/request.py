@@ -13,7 +13,7 @@ from celery.utils.nodenames import anon_nodename
 from celery.utils.saferepr import saferepr
 
 from jobs.conf import conf
-from jobs.lifecycle.redaction import TEXTS, Shown
+from jobs.lifecycle.shown import TEXTS, shown
 from jobs.models import Job
 from jobs.models.values import decoded
 
@@ -60,7 +60,7 @@ def headers_of(job: Job, app: Celery, options: Mapping[str, Any], task: Any = No
     task = task or app.tasks.get(job.task)
     longest = getattr(task, "argsrepr_maxsize", None) or app.amqp.argsrepr_maxsize
     # They are for people: Flower, Sentry, ``celery inspect active``.
-    seen: Any = job if conf().REDACT is None else Shown(job)
+    seen: Any = job if conf().REDACT is None else shown(job)
     args, kwargs = seen.args, seen.kwargs
     # The call's own limits, else the task's.
     limits = [options.get(name, getattr(task, name, None)) for name in ("time_limit", "soft_time_limit")]

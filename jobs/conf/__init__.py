@@ -425,11 +425,3 @@ def _without(app: Celery, config_id: int) -> Any:
 def reads_rows(app: Celery) -> bool:
     """Whether the app's result backend is ours."""
     return str(app.conf.result_backend).startswith("jobs.backend")
-
-
-def has_results_elsewhere(task: str, options: Mapping[str, Any]) -> bool:
-    """Whether results are kept by a backend that does not read the rows, and that of this call as well."""
-    app = celery_app()
-    if app is None or app.conf.result_backend in (None, "", "disabled", "disabled://") or reads_rows(app):
-        return False
-    return not options.get("ignore_result", getattr(app.tasks.get(task), "ignore_result", False))

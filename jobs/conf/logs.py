@@ -3,8 +3,6 @@
 ``action`` is in every line: what happened, in one word. ``job``, ``task`` and ``node`` are in every line about a job:
 its id, its task's name, and the worker that runs or ran it, or that has its message (None: no worker had it yet); where
 the row is known, ``queue`` and ``lease`` too. A line of a worker about itself has its id as ``node``.
-
-Names and errors come from anywhere: what would steer a terminal, or begin a line, is escaped in the text.
 """
 
 from __future__ import annotations
@@ -24,42 +22,6 @@ CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069
 def visible(text: str, keep: str = "") -> str:
     """The text with escapes, as Python writes them, in place of characters that a terminal obeys."""
     return CONTROLS.sub(lambda found: found[0] if found[0] in keep else ascii(found[0])[1:-1], text)
-
-
-class _Visible(logging.Filter):
-    def filter(self, record: logging.LogRecord) -> bool:
-        # The template stays, because others group by it.
-        record.msg = visible(record.msg) if isinstance(record.msg, str) else record.msg
-        if isinstance(record.args, tuple):
-            record.args = tuple(map(_shown, record.args))
-        if record.exc_info and record.exc_info[0] is not None and not record.exc_text:
-            text = logging.Formatter().formatException(record.exc_info)
-            if (shown := visible(text, "\n\t")) != text:
-                # A formatter takes it for its own.
-                record.exc_text = shown
-        return True
-
-
-def _shown(value: Any) -> Any:
-    if value is None or isinstance(value, int | float) or not CONTROLS.search(str(value)):
-        return value
-    return _Text(value)
-
-
-class _Text:
-    """What a value says, by ``%s`` and by ``%r``."""
-
-    def __init__(self, value: Any) -> None:
-        self._texts = visible(str(value)), visible(repr(value))
-
-    def __str__(self) -> str:
-        return self._texts[0]
-
-    def __repr__(self) -> str:
-        return self._texts[1]
-
-
-logger.addFilter(_Visible())
 
 
 def fields(job: Any) -> dict[str, Any]:

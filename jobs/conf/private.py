@@ -16,7 +16,7 @@ from jobs import extensions
 #: With these releases the tests are run.
 TESTED = {"celery": "5.7", "kombu": "5.7", "billiard": "4.3"}
 
-#: The name, the release since which it is there (before, ``jobs/conf/celery_release.py`` does without it), its first
+#: The name, the release since which it is there (before, the code does without it), its first
 #: parameters (of what is no function: ``-``), the file here, and what it is used for. Extensions have such lists, too.
 PRIVATE = """
 billiard.pool:Worker._make_child_methods self loads     | pool.py: a process waits for its pipe or the wake-up
@@ -64,7 +64,7 @@ celery.worker.consumer:Consumer.on_connection_error_after_connected self exc | b
 celery.worker.consumer:Consumer.shutdown self           | broker.py: a broker that says nothing ends no stop
 celery.app.task:Task._get_app                           | task.py: the app that a task is bound to
 celery.app.task:Task._get_exec_options self             | calls.py: the options of a call
-celery.app.task:Task._dump_pydantic_arguments@5.7 -     | celery_release.py: arguments that are pydantic models
+celery.app.task:Task._dump_pydantic_arguments@5.7 -     | task.py: arguments that are pydantic models
 celery.local:Proxy._get_current_object self             | backend.py: the app itself, behind current_app
 celery.app.trace:TraceInfo.handle_error_state self task req | tracer.py: what Celery is told of a failure and a retry
 celery.app.trace:TraceInfo.handle_ignore self task req  | tracer.py: the same, of a job that was ended or put off
@@ -73,9 +73,7 @@ celery._state:push_current_task -                       | tracer.py: the task th
 celery.backends.base:Backend._get_result_meta self result state traceback request | backend.py: what a result is made of
 celery.backends.base:Backend._ensure_not_eager self     | backend.py: a result of an eager call has no row
 celery.backends.base:Backend._sleep self amount         | backend.py: between two looks for a result
-celery.backends.base:Backend._fail_chain@5.7 self chain exc | celery_release.py: a chain that was ended
 django.db.backends.base.base:BaseDatabaseWrapper._savepoint self sid | postgresql.py: the first one is not sent
-django.db.models.constraints:UniqueConstraint._get_condition_sql self model schema_editor | mysql.py: its condition
 django.db.backends.base.base:BaseDatabaseWrapper._savepoint_commit self sid | postgresql.py: the same
 django.db.backends.base.base:BaseDatabaseWrapper._savepoint_rollback self sid | postgresql.py: the same
 django.db.backends.base.base:BaseDatabaseWrapper._rollback self | databases.py: back to the beginning
@@ -111,6 +109,10 @@ def untested() -> list[str]:
     return [
         f"{name} {installed[name]}" for name, tested in TESTED.items() if not installed[name].startswith(f"{tested}.")
     ]
+
+
+def tested() -> str:
+    return ", ".join(f"{name} {release}" for name, release in TESTED.items())
 
 
 def _is_there(name: str, parameters: list[str] | None) -> bool:

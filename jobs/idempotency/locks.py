@@ -8,10 +8,9 @@ twice needs a guard in the database: a row lock, a marker, a constraint, or the 
         rows = fetch()
         Import.objects.filter(pk=7, fence__lt=token).update(rows=rows, fence=token)  # 0 rows: a later holder wrote
 
-Redis (django-redis, ``JOBS["LOCK_CACHE"]``) holds a lock for its TTL, renewed as long as the block runs. The database,
-where there is no Redis, holds a job's lock exactly as long as that run lasts, and others' for their TTL. In both the
-owner is the job and its lease: the next run of a job takes the lock over from the one that died, and never the other
-way round. A task's own ``lock=`` is taken in ``jobs.execution.pipeline``.
+The database holds a job's lock exactly as long as that run lasts, and others' for their TTL, renewed as long as the
+block runs. The owner is the job and its lease: the next run of a job takes the lock over from the one that died, and
+never the other way round. A task's own ``lock=`` is taken in ``jobs.execution.pipeline``.
 """
 
 from __future__ import annotations
@@ -24,17 +23,13 @@ import uuid
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from contextvars import ContextVar
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
-from django.conf import settings
-from django.core.cache import caches
 from django.core.exceptions import ImproperlyConfigured, SynchronousOnlyOperation
-from django.core.signals import setting_changed
 from django.db import Error, connections, transaction
-from django.dispatch import receiver
 
-from jobs import store
+from jobs import extensions, store
 from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.errors import Busy
@@ -46,12 +41,12 @@ from jobs.store import databases, lock_rows
 from jobs.store.databases import SideDatabase, home, side
 
 
-class RedisAway(Exception):
-    """Redis does not answer, or not with anything that could be relied on."""
+class StoreAway(Exception):
+    """A store beside the database does not answer, or not with anything that could be relied on."""
 
 
 #: What a store raises that is away.
-AWAY = (RedisAway, Error, ImproperlyConfigured)
+AWAY = (StoreAway, Error, ImproperlyConfigured)
 
 #: Seconds for which the database remembers the last fencing token of a lock that nobody holds.
 REMEMBERED = 86400.0
@@ -159,7 +154,7 @@ def _warn(action: str, store: Store, text: str) -> None:
     logger.warning("the lock %r %s", store.key, text, extra={"action": action})
 
 
-# Where they are kept: in Redis, or in rows of the database where there is no Redis
+# Where they are kept
 
 
 class Held(NamedTuple):
@@ -169,150 +164,28 @@ class Held(NamedTuple):
     left: float | None
 
 
-class _Store:
-    """Where one block keeps its lock. Everything may raise one of :data:`AWAY`.
+class Store:
+    """Where one block keeps its lock: in a row, seen by everybody at once, and part of nobody's transaction.
 
-    ``acquire()`` takes it and returns the fencing token, or raises ``Busy``. ``keep()`` holds it for so many seconds
-    from now on, 0 gives it back; False: another one has it. ``look()`` says who has it, be it this block or another.
+    It is written over a connection of its own, which lasts as long as the lock: one that stayed open would keep test
+    databases from being dropped. Everything may raise one of :data:`AWAY`.
 
     Parameters:
         ttl: seconds for which it is held; the block renews it if it ``expires``.
         job: the one that runs the block. Its next run takes the lock over.
     """
 
-    expires = True
+    name = "the database"
 
     def __init__(self, key: str, ttl: float = 0.0, job: Job | None = None) -> None:
         self.key, self.ttl, self.token = key, ttl, uuid.uuid4().hex
         self.job: uuid.UUID | None = job.pk if job else None
         self.lease = job.lease if job else 0
-
-    def close(self) -> None:
-        return
-
-    def busy(self, text: str) -> Busy:
-        exc = Busy(text)
-        exc.lock = self.key
-        return exc
-
-    def held_by(self, job: object) -> Busy:
-        return self.busy(f"the lock {self.key!r} is held by {f'the job {job}' if job else 'somebody who is no job'}")
-
-
-def store_of(key: str, ttl: float = 0.0, job: Job | None = None) -> Store:
-    alias = conf().LOCK_CACHE
-    backend = caches[alias] if alias in settings.CACHES else None
-    # By its name: django-redis need not be installed.
-    is_redis = "django_redis.cache.RedisCache" in (f"{a.__module__}.{a.__name__}" for a in type(backend).mro())
-    return RedisStore(key, ttl, job) if is_redis else DatabaseStore(key, ttl, job)
-
-
-@cache
-def _client(alias: str) -> Any:
-    """A client with a pool of our own: ``IGNORE_EXCEPTIONS`` of the cache's makes "no answer" look like an answer."""
-    from django_redis.pool import get_connection_factory
-    from redis import Redis
-    from redis.backoff import NoBackoff
-    from redis.retry import Retry
-
-    configured: dict[str, Any] = settings.CACHES[alias]
-    options = dict(configured.get("OPTIONS", {}))
-    options["CONNECTION_POOL_KWARGS"] = {
-        **options.get("CONNECTION_POOL_KWARGS", {}),
-        "decode_responses": True,
-        # The project's cache may be patient; a job must not hang on what saves work.
-        "socket_connect_timeout": 0.5,
-        "socket_timeout": 1.0,
-        # The project's retries would multiply them. A connection that a restart closed is replaced anyway.
-        "retry": Retry(NoBackoff(), 0),
-    }
-    factory: Any = get_connection_factory(options)
-    servers = configured["LOCATION"]
-    # The first one is the primary.
-    url = servers.split(",")[0] if isinstance(servers, str) else servers[0]
-    return Redis(connection_pool=factory.get_connection_pool(factory.make_connection_params(url)))
-
-
-@receiver(setting_changed)
-def _forget(*, setting: str, **kwargs: Any) -> None:
-    if setting == "CACHES":
-        _client.cache_clear()
-
-
-#: KEYS: the lock, the last fencing token. ARGV: holder, milliseconds, job, lease. The token is the server's time, or
-#: one more than the last: it grows when Redis lost its data, and when its clock was put back.
-_ACQUIRE = """
-if not redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then
-  local held = redis.call('GET', KEYS[1])
-  local job, lease = string.match(held, '^(.-)/(%d+)/')
-  local earlier = job == ARGV[3] and tonumber(lease) < tonumber(ARGV[4])
-  if held ~= ARGV[1] and not earlier then
-    return {0, job or ''}
-  end
-  redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-end
-local now = redis.call('TIME')
-local token = math.max(now[1] * 1000000 + now[2], tonumber(redis.call('GET', KEYS[2]) or 0) + 1)
-redis.call('SET', KEYS[2], string.format('%.0f', token))
-return {token, ''}
-"""
-
-#: A lock that is gone (evicted, flushed, a restart) is taken again: its holder still works.
-_KEEP = """
-local held = redis.call('GET', KEYS[1])
-if held and held ~= ARGV[1] then
-  return 0
-elseif ARGV[2] == '0' then
-  redis.call('DEL', KEYS[1])
-else
-  redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-end
-return 1
-"""
-
-
-class RedisStore(_Store):
-    def acquire(self) -> int:
-        token, job = self._run(_ACQUIRE, int(self.ttl * 1000), str(self.job or ""), self.lease)
-        if not token:
-            raise self.held_by(job)
-        return int(token)
-
-    def keep(self, seconds: float) -> bool:
-        return bool(self._run(_KEEP, int(seconds * 1000)))
-
-    def look(self) -> Held | None:
-        holder, left = self._run("return {redis.call('GET', KEYS[1]), redis.call('PTTL', KEYS[1])}")
-        if holder is None:
-            return None
-        job = holder.partition("/")[0]
-        return Held(uuid.UUID(job) if job else None, left / 1000)
-
-    def _run(self, script: str, *args: str | int) -> Any:
-        from redis import RedisError
-
-        alias = str(conf().LOCK_CACHE)
-        # With the prefix of the project's cache: several projects may share a Redis.
-        keys = [caches[alias].make_key(name) for name in (f"jobs:lock:{self.key}", "jobs:fence")]
-        holder = f"{self.job or ''}/{self.lease}/{self.token}"
-        try:
-            return _client(alias).register_script(script)(keys=keys, args=[holder, *args])
-        except (RedisError, OSError) as exc:
-            raise RedisAway(str(exc)) from exc
-
-
-class DatabaseStore(_Store):
-    """A row, written over a connection of its own: seen by everybody at once, and part of nobody's transaction.
-
-    The connection lasts as long as the lock: one that stayed open would keep test databases from being dropped.
-    """
-
-    def __init__(self, key: str, ttl: float = 0.0, job: Job | None = None) -> None:
-        super().__init__(key, ttl, job)
         self.expires = job is None
         self._side = SideDatabase()
 
     def acquire(self) -> int:
+        """Take it: returns the fencing token, or raises ``Busy``."""
         held, row = self._read()
         if held is not None:
             raise self.held_by(held.job)
@@ -323,13 +196,23 @@ class DatabaseStore(_Store):
         return fence
 
     def keep(self, seconds: float) -> bool:
+        """Hold it for so many seconds from now on, 0 gives it back; False: another one has it."""
         return lock_rows.keep(self._side, self.key, self.token, seconds)
 
     def look(self) -> Held | None:
+        """Who has it, be it this block or another."""
         return self._read()[0]
 
     def close(self) -> None:
         self._side.close()
+
+    def busy(self, text: str) -> Busy:
+        exc = Busy(text)
+        exc.lock = self.key
+        return exc
+
+    def held_by(self, job: object) -> Busy:
+        return self.busy(f"the lock {self.key!r} is held by {f'the job {job}' if job else 'somebody who is no job'}")
 
     def _read(self) -> tuple[Held | None, lock_rows.Row]:
         row = lock_rows.read(self._side, self.key)
@@ -341,7 +224,8 @@ class DatabaseStore(_Store):
         return (None if is_free else Held(row.job, None)), row
 
 
-Store = RedisStore | DatabaseStore
+def store_of(key: str, ttl: float = 0.0, job: Job | None = None) -> Store:
+    return extensions.instead(Store)(key, ttl, job)
 
 
 def is_running(database: SideDatabase, job: uuid.UUID, lease: int) -> bool:

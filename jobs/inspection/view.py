@@ -17,7 +17,7 @@ from jobs.conf.logs import logger
 from jobs.idempotency import locks
 from jobs.inspection.counts import MOST, workers
 from jobs.inspection.times import duration
-from jobs.lifecycle.redaction import Shown, veil
+from jobs.lifecycle.shown import Shown, shown, veil
 from jobs.models import Job, Marker, Node, Pause, State
 from jobs.store import databases
 
@@ -73,7 +73,7 @@ class View:
         self.job: Job = job
         self.using = str(job._state.db)
         self.now: datetime.datetime = job.read_at  #: The database's clock.
-        self.seen = Shown(job)
+        self.seen = shown(job)
 
     @cached_property
     def error(self) -> dict[str, Any] | None:

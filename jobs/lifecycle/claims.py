@@ -34,17 +34,14 @@ def size_of(limit: float) -> int:
 
 
 def claimer(app: Any) -> Claimer:
-    """What claims for one process: an extension's, if one has its own."""
-    for own in extensions.through("claimer"):
-        found: Claimer = own(app)
-        return found
-    return Claimer()
+    """What claims for one process."""
+    return extensions.instead(Claimer)(app)
 
 
 class Claimer:
     """Claims for one process, queue by queue, each from where the last claim ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, app: Any = None) -> None:
         #: For each database and queue: the place of the row that was claimed last, and when to look from the start.
         self._after: dict[tuple[str, str], tuple[Any, ...]] = {}
         self._look_at: dict[tuple[str, str], float] = {}

@@ -18,7 +18,7 @@ from django.utils.translation import gettext_noop
 from jobs import store
 from jobs.conf import conf
 from jobs.errors import UniqueBusy
-from jobs.lifecycle.redaction import Shown
+from jobs.lifecycle.shown import shown
 from jobs.models import UNIQUE, WAITING, Job
 from jobs.store import databases
 
@@ -88,7 +88,7 @@ def describe(job: Job, say: Callable[[str], str] = str) -> str:
         "%(who)s has the unique key %(key)r and does the same work: there is nothing to do, or replay this one when "
         "that has ended"
     )
-    return say(text) % {"who": who, "key": Shown(job).text("key", job.unique_key)}
+    return say(text) % {"who": who, "key": shown(job).text("key", job.unique_key)}
 
 
 def holder_of(job: Job) -> Job | None:

@@ -466,17 +466,6 @@ class StoredResult(models.Model):
         db_table = "jobs_stored_result"
 
 
-class Instance(models.Model):
-    """Which database this is: a restored copy carries the mark of its original, and runs nothing until adopted."""
-
-    id = models.PositiveSmallIntegerField(primary_key=True, default=1)
-    mark = models.CharField(max_length=255)
-    adopted_at = models.DateTimeField(default=Now)
-
-    class Meta:
-        db_table = "jobs_instance"
-
-
 # The tables of extensions are here as well: ``from jobs.models import Schedule``.
 if TYPE_CHECKING:
     from jobs.models.added import *  # noqa: F403

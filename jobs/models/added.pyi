@@ -1,5 +1,6 @@
 """For type checkers: the tables of extensions, which `jobs.models` has at run time."""
 
+from jobs.contrib.adoption.models import Instance as Instance
 from jobs.contrib.batches.models import Batch as Batch
 from jobs.contrib.canvas.models import Chord as Chord
 from jobs.contrib.canvas.models import ChordPart as ChordPart

@@ -14,14 +14,14 @@ from django.db import connections, router
 from django.db.backends.signals import connection_created
 from django.db.models.signals import post_migrate
 
+from jobs import extensions
 from jobs.conf import conf
 from jobs.models import tables
 from jobs.store.base import Store
-from jobs.store.mysql import MySQL
 from jobs.store.postgresql import PostgreSQL
 from jobs.store.sqlite import SQLite
 
-_KINDS: dict[str, type[Store]] = {"postgresql": PostgreSQL, "sqlite": SQLite, "mysql": MySQL}
+_KINDS: dict[str, Any] = {"postgresql": PostgreSQL, "sqlite": SQLite}
 
 
 def install() -> None:
@@ -49,4 +49,4 @@ def of(using: str) -> Store:
 
 @cache
 def _of(using: str, vendor: str) -> Store:
-    return _KINDS.get(vendor, Store)(using)
+    return extensions.instead(_KINDS.get(vendor, Store))(using)

@@ -1,4 +1,4 @@
-"""What every database can do. The classes of PostgreSQL, SQLite and MySQL say what each does in another way."""
+"""What every database can do. The classes of PostgreSQL and SQLite, and of extensions, say what each does otherwise."""
 
 from __future__ import annotations
 

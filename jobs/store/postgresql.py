@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import random
-import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, lru_cache
 from typing import Any
 
-from django.db import DataError, ProgrammingError, transaction
+from django.db import DataError, transaction
 from django.db.models import Q
 
 from jobs.conf.syncpoints import is_armed
@@ -118,25 +117,13 @@ def json_literal(value: Any) -> str:
 
 
 class PostgreSQL(base.Store):
-    has_notify = has_sessions = claims_after = compares = writes_at_once = True
+    has_notify = claims_after = compares = writes_at_once = True
     ignoring = ("INSERT", " ON CONFLICT DO NOTHING")
     new_ready_sql = NEW_READY
 
     @property
     def session(self) -> Session:
         return session_of(self.using)
-
-    def identify(self) -> tuple[Any, ...]:
-        database = "FROM pg_database WHERE datname = current_database()"
-        may_read = "has_function_privilege(to_regprocedure('pg_control_system()')::oid, 'EXECUTE')"
-        # Everybody may read the identifier, unless somebody took that away. Asked first: a statement that is refused
-        # would break a transaction around it.
-        if self.ask(f"SELECT 1 WHERE {may_read}"):
-            found = f"system_identifier, (SELECT oid {database}) FROM pg_control_system()"
-        else:
-            found = f"'oids', oid, to_regclass('jobs_instance')::oid {database}"
-        [parts] = self.ask(f"SELECT {found}")
-        return tuple(parts)
 
     # A call
 
@@ -269,62 +256,6 @@ class PostgreSQL(base.Store):
         found = self.ask(MARK, f"{wait * 1000:.0f}ms", key, kind, fingerprint, job and job.hex, keep)
         return bool(found[0][0] == 1)
 
-    # Sessions of the server
-
-    def end_sessions(self, runs: Sequence[tuple[uuid.UUID, int]]) -> tuple[list[uuid.UUID], set[tuple[str, str]]]:
-        keys, leases = (list(each) for each in zip(*runs, strict=True))
-        if not (left := self.ask(RUNS, keys, keys, leases)):
-            return [], set()
-        with self._logged_in():
-            found = self.ask(END, *(list(each) for each in zip(*left, strict=True)))
-        kept = {(own, role) for _, own, role, may_end, _ in found if not may_end}
-        return [key for key, *_, is_done in found if is_done], kept
-
-    def out_of_reach(self) -> tuple[str, list[str]]:
-        try:
-            pids = [pid for [pid] in self.ask(SESSIONS) if pid is not None]
-        except ProgrammingError:
-            # It is not migrated yet.
-            return "", []
-        with self._logged_in():
-            own = self.ask("SELECT current_user::text")[0][0]
-            return own, [role for [role] in self.ask(OUT_OF_REACH, pids)]
-
-    @contextmanager
-    def _logged_in(self) -> Iterator[None]:
-        """A savepoint in which the session is the role that it logged in with, and not the one of ``assume_role``.
-
-        The server asks by the former who may see and end its sessions.
-        """
-        with transaction.atomic(using=self.using), self.connection.cursor() as cursor:
-            cursor.execute("SELECT current_setting('role'), set_config('role', 'none', true)")
-            before = cursor.fetchone()[0]
-            yield
-            # After an exception the end of the savepoint does the same.
-            cursor.execute("SELECT set_config('role', %s, true)", [before])
-
-    def sessions(self, question: str, value: Any) -> list[tuple[int, str, str, float]]:
-        rows = self.ask(ACTIVITY + QUESTIONS[question], value)
-        return [(pid, application, state, float(seconds or 0)) for pid, application, state, seconds in rows]
-
-    @contextmanager
-    def watched(self, job: Job, seconds: float) -> Iterator[list[Any]]:
-        found: list[Any] = []
-        [[waiter]] = self.ask("SELECT pg_backend_pid()")
-
-        def look() -> None:
-            with databases.apart(self.using) as connection, connection.cursor() as cursor:
-                cursor.execute(HOLDS, [job.pk, waiter])
-                found.extend(cursor.fetchall())
-
-        timer = threading.Timer(seconds, look)
-        timer.start()
-        try:
-            yield found
-        finally:
-            timer.cancel()
-            timer.join()
-
 
 @lru_cache(maxsize=1000)
 def claim_sql(queue: str, limit: int, is_after: bool, is_without: bool) -> str:
@@ -344,76 +275,6 @@ def _text(name: str, value: Any) -> str | None:
 def _escaped(name: str, value: Any) -> str:
     text = _text(name, value)
     return "\\N" if text is None else text.translate(_ESCAPED)
-
-
-# Whose sessions may be ended. Workers may log in with a role each, and take on another one
-
-#: Whether the session ``a`` of ``pg_stat_activity`` may be ended by this one, and seen: who may not see when it began
-#: would not know whether its process is another one's by now.
-MAY_END = """(
-    (pg_has_role(a.usesysid, 'USAGE')
-        OR (pg_has_role('pg_signal_backend', 'USAGE') AND pg_has_role('pg_read_all_stats', 'USAGE')))
-    AND (SELECT rolsuper FROM pg_roles WHERE oid = a.usesysid)
-        <= (SELECT rolsuper FROM pg_roles WHERE rolname = current_user)
-)"""
-
-#: The roles whose sessions run jobs, or ran the last ones, and may not be ended.
-OUT_OF_REACH = f"""
-SELECT DISTINCT a.usename::text FROM pg_stat_activity a
-WHERE a.datname = current_database() AND a.pid = ANY (%s) AND NOT {MAY_END}
-ORDER BY 1
-"""
-
-#: By two indexes: the sessions that run jobs, and those of the last that ended.
-SESSIONS = """
-(SELECT DISTINCT backend FROM jobs_job WHERE state = 'running' AND backend IS NOT NULL LIMIT 1000)
-UNION
-(SELECT backend FROM jobs_job WHERE finished_at IS NOT NULL ORDER BY finished_at DESC LIMIT 1000)
-"""
-
-#: The claim recorded the server process. It is left alone if another run uses the same connection by now: that of a
-#: run that was killed may be at the next job of the same claim.
-RUNS = """
-SELECT j.id, j.backend, j.started_at FROM jobs_job j
-WHERE j.id = ANY (%s::uuid[]) AND j.state IN ('running', 'cancelled') AND j.backend IS NOT NULL
-  AND (j.id, j.lease) IN (SELECT * FROM unnest(%s::uuid[], %s::int[]))
-  AND NOT EXISTS (
-    SELECT 1 FROM jobs_job o WHERE o.state = 'running' AND o.backend = j.backend
-      AND (o.started_at > j.started_at OR (o.started_at = j.started_at AND j.state = 'cancelled'))
-  )
-"""
-
-#: It is ended if it is in a transaction, and older than the claim: else its number was used again.
-END = f"""
-SELECT run.id, current_user::text, a.usename::text, may.end_it, CASE
-    WHEN may.end_it AND a.state <> 'idle' AND a.backend_start <= run.started_at THEN pg_terminate_backend(a.pid) END
-FROM unnest(%s::uuid[], %s::int[], %s::timestamptz[]) AS run (id, backend, started_at)
-JOIN pg_stat_activity a ON a.pid = run.backend
-CROSS JOIN LATERAL (SELECT {MAY_END} AS end_it) AS may
-WHERE a.datname = current_database() AND a.pid <> pg_backend_pid()
-"""
-
-ACTIVITY = """
-SELECT pid, activity.application_name, activity.state, extract(epoch FROM clock_timestamp() - activity.xact_start)
-"""
-QUESTIONS = {
-    # Whose open transaction has locked or changed the row. The look waits for nobody, and locks nothing.
-    "locks": """
-FROM jobs_job JOIN pg_locks ON locktype = 'transactionid' AND transactionid = jobs_job.xmax AND granted
-JOIN pg_stat_activity AS activity USING (pid) WHERE jobs_job.id = %s
-""",
-    # What a server's process waits for.
-    "blocks": "FROM unnest(pg_blocking_pids(%s)) AS pid JOIN pg_stat_activity AS activity USING (pid)",
-    # The oldest open transaction. PostgreSQL cleans up nothing that ended since it began, and claims step over that.
-    "old": """
-FROM pg_stat_activity AS activity
-WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
-  AND xact_start < clock_timestamp() - interval '1 second' * %s ORDER BY xact_start LIMIT 1
-""",
-}
-
-#: Whether a process of the server waits for the run's own transaction, or for a savepoint of it.
-HOLDS = "SELECT 1 FROM jobs_job WHERE id = %s AND backend = ANY(pg_blocking_pids(%s))"
 
 
 def spare_savepoints(connection: Any) -> None:

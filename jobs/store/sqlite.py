@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import datetime
 import json
-import os
-import struct
 import uuid
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, closing
@@ -56,11 +53,6 @@ class SQLite(base.Store):
     now = NOW
     has_one_writer = compares = True
     ignoring = ("INSERT OR IGNORE", "")
-
-    def identify(self) -> tuple[Any, ...]:
-        [[path]] = self.ask("SELECT file FROM pragma_database_list WHERE name = 'main'")
-        path = path and os.path.realpath(path)
-        return (os.stat(path).st_ino, _born(path) or path) if path else ("memory",)
 
     def claim(self, claim: Claim) -> list[Job]:
         names = ", ".join(["%s"] * len(claim.without))
@@ -141,19 +133,3 @@ def _decoders() -> dict[str, Callable[[Any], Any]]:
 def _moment(value: Any) -> datetime.datetime:
     moment = datetime.datetime.fromisoformat(value) if isinstance(value, str) else value
     return moment.replace(tzinfo=datetime.UTC)
-
-
-def _born(path: str) -> str | None:
-    """When the file came into being, which no ``cp -a`` keeps; None if this system does not say.
-
-    Python has ``os.statx`` from 3.15 on.
-    """
-    if (seconds := getattr(os.stat(path), "st_birthtime", None)) is not None:
-        return str(seconds)
-    statx = getattr(ctypes.CDLL(None), "statx", None)
-    answer = ctypes.create_string_buffer(256)
-    at_fdcwd, wanted = -100, 0x800
-    if statx is None or statx(at_fdcwd, os.fsencode(path), 0, wanted, answer) != 0:
-        return None
-    (known,), (seconds, nanoseconds) = struct.unpack_from("=I", answer), struct.unpack_from("=qI", answer, 0x50)
-    return f"{seconds}.{nanoseconds:09}" if known & wanted else None

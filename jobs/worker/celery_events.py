@@ -14,8 +14,8 @@ from typing import Any
 from celery import states
 from celery.utils.saferepr import saferepr
 
-from jobs.lifecycle.redaction import Shown
 from jobs.lifecycle.run import Run
+from jobs.lifecycle.shown import Shown, shown
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models.values import safe_repr
 
@@ -36,9 +36,9 @@ def send_start(run: Run) -> None:
 
 def send_outcome(run: Run, runtime: float) -> None:
     """Say what came of a run."""
-    key, seen, told = run.request.id, Shown(run.job), run.told
+    key, seen, told = run.request.id, shown(run.job), run.told
     if run.state == states.SUCCESS:
-        result = run.result if seen.path is None else seen.value("result", run.result)
+        result = run.result if seen.is_whole else seen.value("result", run.result)
         _write("task-succeeded", {"uuid": key, "result": saferepr(result, 500), "runtime": runtime})
     elif run.state == states.RETRY:
         _write("task-retried", {"uuid": key, "exception": _text(seen, getattr(told, "exc", None))})
@@ -50,7 +50,7 @@ def send_outcome(run: Run, runtime: float) -> None:
 
 def _text(seen: Shown, exc: Any) -> str:
     # First blanked, then cut: of a value that is cut nobody would know the rest.
-    return str(saferepr(exc, 500)) if seen.path is None else seen.text("error", safe_repr(exc))[:500]
+    return str(saferepr(exc, 500)) if seen.is_whole else seen.text("error", safe_repr(exc))[:500]
 
 
 def _write(kind: str, fields: dict[str, Any]) -> None:

@@ -320,7 +320,7 @@ class Process:
 
     def _check(self) -> None:
         """The checks that ask the databases. The worker's main process asks none before it has forked."""
-        for message in checks.check_sessions(databases=conf().DATABASES):
+        for message in checks.ask_databases(databases=conf().DATABASES):
             if not message.is_silenced():
                 logger.log(message.level, str(message), extra=worker_state.about("check", check=message.id))
 

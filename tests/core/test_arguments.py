@@ -145,9 +145,8 @@ def nested(depth: int) -> list:
 
 
 @pytest.mark.django_db
-def test_what_is_nested_as_deep_as_it_may_be_can_be_shown(settings, admin_client):
+def test_what_is_nested_as_deep_as_it_may_be_can_be_shown(admin_client):
     """A page has a deeper stack than a call."""
-    settings.JOBS = {**settings.JOBS, "REDACT": "tests.helpers.redactions.hide_secrets"}
     with pytest.raises(ValueError, match=f"args is nested too deeply \\({DEPTH} levels"):
         tasks.noop.delay(nested(DEPTH))
     deep = nested(DEPTH - 3)

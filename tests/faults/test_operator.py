@@ -50,7 +50,7 @@ def ids(**where: object) -> list[str]:
 @guard(ASKS)
 @guard(
     Without("jobs.lifecycle.transitions:cancel_waiting", "0"),
-    Without("jobs.contrib.operator.commands:adopt", "0", call="sum"),
+    Without("jobs.contrib.adoption.commands:adopt", "0", call="sum"),
 )
 def test_restored_copy(ledger, database, tmp_path, how, cancel):
     """A copy of a database at work, on another machine with its own broker: nothing runs there until it is adopted.

@@ -34,3 +34,16 @@ def ids(messages: list[CheckMessage]) -> list[str]:
 
 class Plain(celery.Task):
     """Somebody's base class from before."""
+
+
+class Router:
+    """``routes``: the database of each app label; ``kept_out``: those that no table of ours may be in."""
+
+    def __init__(self, routes: dict[str, str], kept_out: tuple[str, ...] = ()) -> None:
+        self.routes, self.kept_out = routes, kept_out
+
+    def db_for_write(self, model, **hints):
+        return self.routes.get(model._meta.app_label)
+
+    def allow_migrate(self, db, app_label, **hints):
+        return False if db in self.kept_out and app_label == "jobs" else None

@@ -7,7 +7,7 @@ job of its own, ``jobs.ended``, which is written in the transaction that ends th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -24,8 +24,7 @@ from django.db.models import Exists, OuterRef
 from jobs.backend import exception_of
 from jobs.calling import request
 from jobs.calling.outbox import calls_are_rows
-from jobs.conf import has_results_elsewhere
-from jobs.conf.celery_release import fail_chain
+from jobs.conf import celery_app, reads_rows
 from jobs.contrib.canvas import chords
 from jobs.lifecycle.run import Run
 from jobs.lifecycle.transitions import add_own
@@ -154,3 +153,28 @@ def rename(call: Job, using: str) -> None:
     if first.exists():
         call.take_own_id()
         first.update(replay_of=call.pk)
+
+
+def has_results_elsewhere(task: str, options: Mapping[str, Any]) -> bool:
+    """Whether results are kept by a backend that does not read the rows, and that of this call as well."""
+    app = celery_app()
+    if app is None or app.conf.result_backend in (None, "", "disabled", "disabled://") or reads_rows(app):
+        return False
+    return not options.get("ignore_result", getattr(app.tasks.get(task), "ignore_result", False))
+
+
+def fail_chain(
+    backend: Any, chain: Iterable[Any] | None, exc: Any, traceback: Any, is_kept: bool, state: str = states.FAILURE
+) -> None:
+    """Tell the result backend that the rest of a chain does not run; before 5.7 it was a part of another method."""
+    if (fail := getattr(backend, "_fail_chain", None)) is not None:
+        fail(chain, exc, traceback, is_kept, state)
+        return
+    for step in chain or ():
+        context = Context(step)
+        context.update(context.options)
+        context.id, context.group = context.options.get("task_id"), context.options.get("group_id")
+        if is_kept and context.id:
+            backend.store_result(context.id, exc, state, traceback=traceback, request=context)
+        if "chord" in context.options:
+            backend.on_chord_part_return(context, state, exc)

@@ -13,7 +13,7 @@ from django.db.models import AutoField, Model
 from jobs.conf import OWN_TASKS, conf
 from jobs.contrib.crashtest.copies import Change, Row
 from jobs.contrib.crashtest.recorder import EFFECTS, SAFE, Operation
-from jobs.lifecycle.redaction import Shown
+from jobs.lifecycle.shown import shown
 from jobs.models import ENDED, Job, Marker, State, tables
 
 #: The fields of this app's own rows that are compared: what a body asked for. The other fields say how often, where and
@@ -184,7 +184,7 @@ def _arguments(name: str, row: Row) -> Any:
     # SQLite gives JSON as text.
     given = {each: json.loads(row[each]) if isinstance(row[each], str) else row[each] for each in ("args", "kwargs")}
     value = _Redacted(given[name])
-    value.shown = repr(getattr(Shown(Job.of({"task": row["task"], **given})), name))
+    value.shown = repr(getattr(shown(Job.of({"task": row["task"], **given})), name))
     return value
 
 

@@ -27,7 +27,7 @@ from jobs.contrib.crashtest.compare import Outcome, Varying
 from jobs.contrib.crashtest.recorder import Operation
 from jobs.contrib.crashtest.report import Examination, Finding, as_html
 from jobs.inspection import frames
-from jobs.lifecycle.redaction import Shown
+from jobs.lifecycle.shown import shown
 from jobs.models import Job
 from jobs.store import databases
 
@@ -144,7 +144,7 @@ def _ending_in_order() -> Iterator[None]:
 class Examiner:
     def __init__(self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any], children: Children) -> None:
         self.task, self.args, self.kwargs, self.children = task, args, kwargs, children
-        seen = Shown(Job.of({"task": task.name, "args": list(args), "kwargs": dict(kwargs)}))
+        seen = shown(Job.of({"task": task.name, "args": list(args), "kwargs": dict(kwargs)}))
         self.examination = Examination(task.name, f"{task.name}({seen.arguments})")
         code = getattr(inspect.unwrap(task.run), "__code__", None)
         #: The place of a finding for which no line of the task is known.

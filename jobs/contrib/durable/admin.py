@@ -27,7 +27,7 @@ from jobs.contrib.durable.signals import SIGNAL, signal
 from jobs.inspection.times import duration
 from jobs.inspection.view import SHOWN, View
 from jobs.lifecycle import transitions
-from jobs.lifecycle.redaction import Shown
+from jobs.lifecycle.shown import shown
 from jobs.models import Job
 from jobs.models.values import parsed
 from jobs.operations.selection import DIGITS
@@ -73,7 +73,7 @@ class SignalAdmin(ReadOnlyAdmin):
             payload = parsed(text) if text else True
             with transaction.atomic(using=using):
                 # For the log: all that is stored is English. What was sent the list of the signals shows.
-                said = f"Sent the signal {Shown(job).text('key', waited)}"
+                said = f"Sent the signal {shown(job).text('key', waited)}"
                 LogEntry.objects.log_actions(user, [job], CHANGE, change_message=said, single_object=True)
                 signal(waited, payload, using)
         except (TypeError, ValueError) as exc:

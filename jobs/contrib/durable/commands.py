@@ -14,7 +14,7 @@ from jobs.contrib.durable.models import Step
 from jobs.inspection.times import duration
 from jobs.inspection.view import look_up
 from jobs.lifecycle import transitions
-from jobs.lifecycle.redaction import Shown
+from jobs.lifecycle.shown import shown
 from jobs.management.console.base import ID, LIMIT, JobsCommand, local, me, option, reported, subcommand
 from jobs.management.console.change import key_of
 from jobs.models import ENDED, Job, State
@@ -119,7 +119,7 @@ def _list(out: JobsCommand, aliases: list[str], limit: int) -> None:
     unwanted: list[dict[str, Any]] = []
     for alias in aliases:
         for job in transitions.awaiting_any(signals.SIGNAL, alias)[:limit]:
-            key = Shown(job).text("key", rows.key_of(job))
+            key = shown(job).text("key", rows.key_of(job))
             waits.append({"key": key, "job": job.pk, "task": job.task, "since": job.started_at, "database": alias})
         found = list(rows.unwanted(alias)[:limit])
         rows.veil(found)

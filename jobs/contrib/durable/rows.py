@@ -19,7 +19,7 @@ from jobs.contrib.durable.signals import SIGNAL
 from jobs.inspection.counts import MOST, age_of, seconds_of
 from jobs.inspection.times import duration
 from jobs.inspection.view import SHOWN, Reason, View
-from jobs.lifecycle.redaction import BLANK, Shown
+from jobs.lifecycle.shown import BLANK, shown
 from jobs.lifecycle.transitions import awaiting_any, due_at
 from jobs.models import ENDED, LIVE, Job, State
 from jobs.models.values import as_uuid
@@ -34,11 +34,11 @@ def steps(job: Job, most: int) -> list[dict[str, Any]]:
     """The last steps of a job, in their order, as people may see them."""
     rows = Step.objects.using(job._state.db).filter(job=job.pk).annotate(read_at=Now())
     found: list[Any] = list(rows.order_by("-pk")[:most])
-    seen = Shown(job)
+    seen = shown(job)
     return [_told(row, later, job, seen) for row, later in zip(found, [None, *found], strict=False)][::-1]
 
 
-def _told(row: Any, later: Any, job: Job, seen: Shown) -> dict[str, Any]:
+def _told(row: Any, later: Any, job: Job, seen: Any) -> dict[str, Any]:
     state, done_at = row.state, row.done_at
     # A sleep is never written again, and a deploy may leave out what a job waited for.
     has_gone_on = later is not None or job.state in ENDED or (row.kind == _KIND.SLEEP and job.state != State.SCHEDULED)
@@ -178,7 +178,7 @@ def veil(rows: Iterable[Any]) -> None:
         jobs = Job.objects.using(found[0]._state.db).only("task", "args", "kwargs")
         takers = jobs.in_bulk([row.taken_by for row in found if row.taken_by])
     for row in found:
-        seen = Shown(takers.get(row.taken_by) or Job.of({"task": ""}))
+        seen = shown(takers.get(row.taken_by) or Job.of({"task": ""}))
         if conf().REDACT is None or row.taken_by in takers:
             row.payload = seen.value("payload", row.payload)
         elif row.payload is not None:

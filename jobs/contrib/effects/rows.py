@@ -12,7 +12,7 @@ from jobs.conf import conf
 from jobs.contrib.effects.models import Effect
 from jobs.errors import EffectParked
 from jobs.inspection.view import SHOWN, Reason, View
-from jobs.lifecycle.redaction import BLANK, Shown, veil
+from jobs.lifecycle.shown import BLANK, shown, veil
 from jobs.models import Job, State
 
 
@@ -39,7 +39,7 @@ def answer_of(effect: Effect, answer: Any) -> Any:
     if answer is None or conf().REDACT is None:
         return answer
     job = Job.objects.using(effect._state.db).filter(pk=effect.job).first()
-    return BLANK if job is None else Shown(job).value("answer", answer)
+    return BLANK if job is None else shown(job).value("answer", answer)
 
 
 def of_job(view: View) -> list[Effect]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from jobs.conf import conf
 from jobs.events.models import ARGS, Event
-from jobs.lifecycle.redaction import HIDDEN, Shown, replace
+from jobs.lifecycle.shown import HIDDEN, Shown, shown
 from jobs.models import Job
 
 
@@ -31,8 +31,11 @@ def veil(rows: Iterable[Event]) -> None:
     events = Event.objects.using(found[0]._state.db).only("data", "headers").in_bulk([row.pk for row in found])
     for row in found:
         full = events.get(row.pk) or Event()
-        replace(row, _shown(row, full.data, full.headers), order_key="key", problem="error")
+        seen = _shown(row, full.data, full.headers)
+        for column, name in (("order_key", "key"), ("problem", "error")):
+            if row.__dict__.get(column) is not None:
+                setattr(row, column, seen.text(name, row.__dict__[column]))
 
 
 def _shown(event: Event, data: Any, headers: Any) -> Shown:
-    return Shown(Job.of({"task": event.name, "args": headers.get(ARGS, []), "kwargs": data}))
+    return shown(Job.of({"task": event.name, "args": headers.get(ARGS, []), "kwargs": data}))

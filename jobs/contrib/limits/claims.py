@@ -87,7 +87,7 @@ class LimitedClaimer(claims.Claimer):
     """Claims for one process, and heeds the limits. Without any it is the :class:`claims.Claimer`."""
 
     def __init__(self, app: Any = None) -> None:
-        super().__init__()
+        super().__init__(app)
         self._app = app
         #: The limits of the jobs that this process had claimed: their slots may be free.
         self._left: dict[str, set[str]] = defaultdict(set)

@@ -38,6 +38,8 @@ class Limits(Extension):
     }
     queue_options = staticmethod(limit_of)
 
+    instead = {"jobs.lifecycle.claims.Claimer": "jobs.contrib.limits.claims.LimitedClaimer"}
+
     @property
     def looks(self) -> Mapping[str, str]:  # type: ignore[override]
         from jobs.contrib.limits.store import LOOKS
@@ -66,11 +68,6 @@ class Limits(Extension):
         from jobs.contrib.limits.limits import mark
 
         return mark
-
-    def claimer(self, app: Any) -> Any:
-        from jobs.contrib.limits.claims import LimitedClaimer
-
-        return LimitedClaimer(app)
 
     def registered(self) -> None:
         from jobs.contrib.limits.claims import publish

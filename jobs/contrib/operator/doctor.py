@@ -142,14 +142,13 @@ def _broker(app: Any) -> Finding:
 
 def _locks() -> Finding:
     with closing(locks.store_of(f"jobs:doctor:{uuid.uuid4()}", 30.0)) as store:
-        name = "Redis" if isinstance(store, locks.RedisStore) else "the database"
         try:
             store.acquire()
             store.keep(0)
         except locks.AWAY as exc:
             cure = "Jobs run without their locks meanwhile; look at CACHES and at Redis."
-            return Finding("locks", False, f"{name} does not answer: {exc}", cure)
-    return Finding("locks", True, f"held by {name}")
+            return Finding("locks", False, f"{store.name} does not answer: {exc}", cure)
+    return Finding("locks", True, f"held by {store.name}")
 
 
 def _notifications(alias: str) -> Finding:

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from jobs.conf import conf
-from jobs.lifecycle.redaction import Shown
 from jobs.lifecycle.run import Run
+from jobs.lifecycle.shown import shown
 from jobs.models import Job, State
 from jobs.models.values import scrub
 from jobs.store import stored
@@ -61,7 +61,7 @@ def of(jobs: Iterable[Job]) -> dict[uuid.UUID, Progress]:
     found = as_said(every)
     if conf().REDACT is not None:
         known = {job.pk: job for job in every}
-        found = {key: said._replace(text=Shown(known[key]).text("progress", said.text)) for key, said in found.items()}
+        found = {key: said._replace(text=shown(known[key]).text("progress", said.text)) for key, said in found.items()}
     return found
 
 

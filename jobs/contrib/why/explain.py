@@ -47,7 +47,7 @@ def of(view: View) -> list[Reason]:
     for reason in (*first, *causes, *last(view), *others):
         # Two looks may find the same reason: the first one counts.
         once.setdefault(reason.code, reason)
-    return [reason if view.seen.path is None else reason.veiled(view.seen) for reason in once.values()]
+    return [reason if view.seen.is_whole else reason.veiled(view.seen) for reason in once.values()]
 
 
 #: The looks for reasons by the job's state, in their order; those of failed jobs also for a state that does not exist.

@@ -16,6 +16,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import OperationalError, ProgrammingError
 from django.utils import timezone, translation
 
+from jobs import extensions
 from jobs.conf import celery_app, import_tasks
 from jobs.conf.logs import CONTROLS, visible
 from jobs.management.console.tables import table
@@ -127,11 +128,12 @@ class JobsCommand(BaseCommand):
 
     def say_table(self, head: Sequence[str], rows: Sequence[Sequence[Any]], nothing: str = "") -> None:
         """Write rows as a table for people, or ``nothing`` if there are none."""
-        # Only on a terminal, and not with --no-color.
-        is_rich = self.stdout.isatty() and self.style.SUCCESS("x") != "x"
+        # An extension's only on a terminal, and not with --no-color.
+        is_coloured = self.stdout.isatty() and self.style.SUCCESS("x") != "x"
+        write = extensions.instead(table) if is_coloured else table
         # Its cells are escaped, and its colours are its own.
         if not self.as_json:
-            self.stdout.write(table([head, *rows], is_rich) if rows else nothing)
+            self.stdout.write(write([head, *rows]) if rows else nothing)
             self.stdout.flush()
 
     def say_json(self, value: Any) -> None:

@@ -10,7 +10,7 @@ from django.core.management.base import CommandError
 
 from jobs.conf import conf
 from jobs.inspection import public
-from jobs.lifecycle.redaction import Shown, veil
+from jobs.lifecycle.shown import shown, veil
 from jobs.lifecycle.transitions import due_at
 from jobs.management.console.base import ID, LIMIT, JobsCommand, local, option, subcommand
 from jobs.management.console.change import WHICH, key_of, which
@@ -63,7 +63,7 @@ def show(out: JobsCommand, args: Namespace) -> None:
         raise CommandError(f"There is no job {key}; manage.py jobs why {key} says what that may mean.")
     using = job._state.db
     veil([job])
-    seen = Shown(job)
+    seen = shown(job)
     found = as_dict(job, args=seen.args, kwargs=seen.kwargs, result=seen.result, errors=job.errors, cursor=seen.cursor)
     said = public.said([job]).get(job.pk)
     found["progress"] = said and {**said._asdict(), "percent": said.percent}

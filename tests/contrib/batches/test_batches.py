@@ -17,9 +17,9 @@ from django.urls import reverse
 from django.utils import timezone
 
 from jobs import batch
+from jobs.contrib.adoption import activation
 from jobs.contrib.batches import batch as batches
 from jobs.contrib.batches.models import Batch
-from jobs.contrib.operator import activation
 from jobs.contrib.why import explain as why
 from jobs.events import prune as forget
 from jobs.events.models import Subscription

@@ -14,12 +14,13 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from jobs.contrib.adoption.identity import mark_of
 from jobs.contrib.operator import problems, status
 from jobs.contrib.verify.verify import verify
 from jobs.inspection import counts
 from jobs.lifecycle import pauses
 from jobs.models import Instance, Job
-from jobs.store import identity
+from jobs.store.identity import check_all
 from tests.helpers.commands import refused, run
 from tests.helpers.plans import analyze, asked_by, numbers, plan
 from tests.helpers.rows import ERROR, let_heartbeat, make, make_node
@@ -66,11 +67,11 @@ def test_status_as_json_counts_by_state_and_queue():
 def test_status_says_when_workers_refuse_the_database():
     make("ready")
     assert json.loads(run("status", "--json"))["databases"]["default"]["adopted"], "the first worker will mark it"
-    identity.check_all()
+    check_all()
     assert "marked as another" not in run("status")
     Instance.objects.update(mark="production")
     found = json.loads(run("status", "--json"))["databases"]["default"]
-    assert found == {"marked_as": "production", "is": identity.mark_of("default"), "adopted": False}
+    assert found == {"marked_as": "production", "is": mark_of("default"), "adopted": False}
     assert (
         f"the database 'default' is marked as another one, 'production', and it is {found['is']!r}: workers refuse it "
         "until `manage.py jobs adopt`"

@@ -22,7 +22,7 @@ from jobs import signals
 from jobs.conf import syncpoints
 from jobs.errors import Snooze, TaskExited
 from jobs.lifecycle import transitions, wakeups
-from jobs.lifecycle.redaction import Shown
+from jobs.lifecycle.shown import shown
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job
 from jobs.models.values import decoded
@@ -812,7 +812,7 @@ def test_the_body_gets_the_types_that_the_caller_gave():
     assert (state, value) == ("SUCCESS", [*given, datetime.timedelta(seconds=1.5)])
     job = Job.objects.get()
     assert decoded(job.result) == value
-    assert Shown(job).args == given
+    assert shown(job).args == given
 
 
 @shared_task(idempotency_key="any:{key}")

@@ -23,12 +23,9 @@ from django.db import connection, connections, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from django_redis import get_redis_connection
-from redis.backoff import ConstantBackoff
-from redis.retry import Retry
 
 from jobs import Busy, lock
 from jobs.conf import syncpoints
-from jobs.idempotency import locks
 from jobs.lifecycle import run as runs
 from jobs.lifecycle import transitions
 from jobs.maintenance.prune import Prune
@@ -37,43 +34,12 @@ from jobs.store import databases
 from tests import tasks
 from tests.helpers.concurrency import Elsewhere, by_default, open_transaction, somebody_waits
 from tests.helpers.harness import Worker, claim, deliver, effects, environment, in_body, wait_ended
+from tests.helpers.locking import SHORT, elsewhere, is_held, take
 from tests.helpers.rows import make
-from tests.helpers.servers import fair, wait_for
+from tests.helpers.servers import wait_for
 from tests.models import Effect, Imported
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-#: The shortest that the tests' clocks allow.
-SHORT = 0.5
-
-
-def elsewhere(action):
-    """What ``action`` makes in another thread, which is in no block and no run of ours."""
-    found = []
-
-    def run():
-        try:
-            found.append(action())
-        except Exception as exc:
-            found.append(exc)
-        finally:
-            connections.close_all()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join(40)
-    assert found, "it hangs"
-    return found[0]
-
-
-def take(key="a", **more):
-    """Take the lock and give it back; return the token, or the exception."""
-
-    def once():
-        with lock(key, ttl=SHORT, **more) as token:
-            return token
-
-    return elsewhere(once)
 
 
 @contextlib.contextmanager
@@ -92,10 +58,6 @@ def held_elsewhere(*key):
     yield
     gate.set()
     thread.join()
-
-
-def is_held(key="a") -> bool:
-    return isinstance(take(key), Busy)
 
 
 @contextlib.contextmanager
@@ -122,11 +84,6 @@ def forget_lock(key="a"):
     caches["default"].delete(f"jobs:lock:{key}")
     with databases.side() as side, side.cursor() as cursor:
         cursor.execute(f"UPDATE jobs_lock SET job = NULL, expires_at = {side.now}")
-
-
-def is_in_redis(key="a") -> bool:
-    """Asks without taking it, which would look like another holder."""
-    return bool(get_redis_connection().exists(caches["default"].make_key(f"jobs:lock:{key}")))
 
 
 # One at a time
@@ -306,22 +263,6 @@ def test_tokens_grow_with_every_holder(store):
     assert tokens == sorted(set(tokens))
 
 
-@pytest.mark.servers
-def test_tokens_grow_after_redis_lost_its_data(redis_cache, redis_server):
-    first = take()
-    redis_server.call("FLUSHALL")
-    assert take() > first
-
-
-@pytest.mark.servers
-def test_tokens_grow_when_the_store_changes(redis_cache, settings):
-    tokens = [take()]
-    for alias in (None, "default", None):
-        settings.JOBS = {**settings.JOBS, "LOCK_CACHE": alias}
-        tokens.append(take())
-    assert tokens == sorted(set(tokens))
-
-
 def test_tokens_grow_although_the_clock_was_put_back(store, redis_server):
     take()
     ahead = time.time_ns() // 1000 + 3600 * 1_000_000
@@ -461,61 +402,7 @@ def test_a_forked_child_leaves_its_parents_lock_alone(store):
     assert not is_held()
 
 
-# Redis is away, or says less than it knows
-
-
-@pytest.mark.servers
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"IGNORE_EXCEPTIONS": True},
-        {"SOCKET_TIMEOUT": 60, "CONNECTION_POOL_KWARGS": {"retry": Retry(ConstantBackoff(1), 9)}},
-    ],
-)
-@pytest.mark.parametrize("how", ["refuses", "hangs"])
-def test_without_redis_the_work_goes_on_with_a_warning(redis_cache, redis_server, caplog, monkeypatch, options, how):
-    redis_cache(**options)
-    earlier = take()
-    redis_server.kill() if how == "refuses" else redis_server.pause()
-    ahead = time.time_ns() + 3600 * 10**9
-    monkeypatch.setattr(time, "time_ns", lambda: ahead)
-    began = fair()
-    token = take()
-    assert fair() - began < 4
-    assert token < ahead // 1000, "of the machine's own clock: it would fence those who come after it"
-    assert token > earlier
-    assert [record.action for record in caplog.records][:1] == ["lock_open"]
-
-
-@pytest.mark.servers
-def test_ignore_exceptions_makes_no_answer_unknown(redis_cache):
-    redis_cache(IGNORE_EXCEPTIONS=True)
-    with lock("a"):
-        assert is_held()
-    assert isinstance(take(), int)
-
-
-@pytest.mark.servers
-def test_a_restart_of_redis_costs_no_lock(redis_cache, redis_server, caplog):
-    """Old connections are replaced, and a lock that went with the data is taken again by its holder."""
-    with lock("a", ttl=SHORT):
-        redis_server.kill()
-        redis_server.start()
-        wait_for(is_in_redis, 5, "renewed")
-        assert is_held()
-    assert not is_held()
-    assert "lock_open" not in [getattr(record, "action", "") for record in caplog.records]
-
-
-@pytest.mark.servers
-def test_a_lock_taken_without_redis_becomes_one_when_it_is_back(redis_cache, redis_server):
-    redis_server.kill()
-    with lock("a", ttl=SHORT):
-        redis_server.start()
-        wait_for(is_in_redis, 5, "taken")
-        assert is_held()
-    assert not is_held()
+# The store is away
 
 
 @pytest.mark.database
@@ -530,22 +417,6 @@ def test_without_its_table_the_work_goes_on_with_a_warning(settings, caplog):
         with databases.side() as side, side.cursor() as cursor:
             cursor.execute("ALTER TABLE jobs_lock RENAME COLUMN gone TO token")
     assert {record.action for record in caplog.records} == {"lock_open", "lock_kept"}
-
-
-def test_where_the_locks_are(settings):
-    cache = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}
-    redis = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}
-    for caches_, alias, expected in (
-        ({"default": cache}, "default", locks.DatabaseStore),
-        ({"default": redis}, "default", locks.RedisStore),
-        ({"default": cache, "locks": redis}, "default", locks.DatabaseStore),
-        ({"default": cache, "locks": redis}, "locks", locks.RedisStore),
-        ({"default": cache}, "locks", locks.DatabaseStore),
-        ({"default": redis}, None, locks.DatabaseStore),
-    ):
-        settings.CACHES = caches_
-        settings.JOBS = {**settings.JOBS, "LOCK_CACHE": alias}
-        assert type(locks.store_of("a")) is expected
 
 
 # What is refused
@@ -804,29 +675,6 @@ def test_the_job_of_a_killed_holder_continues_before_the_ttl(store, tmp_path):
         assert time.monotonic() - began < 50, "the lock's TTL is 60 s"
     assert [(row.state, row.crashes) for row in rows] == [("succeeded", 1), ("succeeded", 0)]
     assert effects() == {"a": 1, "b": 1}
-
-
-@pytest.mark.slow
-@pytest.mark.servers
-def test_redis_killed_while_locks_are_held(redis_cache, redis_server, tmp_path):
-    started, gate = tmp_path / "started", tmp_path / "gate"
-    with Worker(concurrency=4, CACHE_URL=redis_server.url) as worker:
-        holder = tasks.gated_alone.delay("k", "a", str(started), str(gate))
-        in_body(holder.id, started)
-        waiting = [tasks.gated_alone.delay("k", f"w{n}", str(started), str(gate)) for n in range(5)]
-        wait_for(lambda: Job.objects.filter(waits_for__isnull=False).count() == 5, 20, "they wait")
-        redis_server.kill()
-        others = [tasks.locked.delay(f"o{n}") for n in range(5)]
-        wait_ended(*[result.id for result in [*waiting, *others]], timeout=60)
-        assert "its store is away" in worker.text()
-        redis_server.start()
-        gate.touch()
-        late = [tasks.locked.delay(f"l{n}") for n in range(5)]
-        results = [holder, *waiting, *others, *late]
-        rows = wait_ended(*[result.id for result in results], timeout=60)
-    assert {(row.state, row.retries, row.crashes, row.node_losses) for row in rows} == {("succeeded", 0, 0, 0)}
-    assert set(effects().values()) == {1}
-    assert len(effects()) == 16
 
 
 # Housekeeping

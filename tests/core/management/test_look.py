@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 import uuid
 
 import pytest
@@ -13,7 +12,7 @@ from django.core.management import CommandError, call_command
 from jobs import __version__
 from tests import tasks
 from tests.helpers.harness import Worker, wait_ended
-from tests.helpers.rows import ERROR, let_heartbeat, make
+from tests.helpers.rows import ERROR, make
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -38,33 +37,6 @@ def test_list_is_of_the_newest_and_says_that_there_are_more():
     assert run("list", "--task", "tests.tasks.noop") == "There is no such job.\n"
     with pytest.raises(CommandError, match="--limit"):
         run("list", "--limit", "0")
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_a_table_is_for_people_on_a_terminal_and_plain_in_a_pipe(monkeypatch):
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setenv("COLUMNS", "200")
-    job = make("running", task="[red]shop.mail[/red]")
-    let_heartbeat(job.node)
-    looks = {}
-    for name, out, options in (("terminal", Terminal(), {}), ("plain", Terminal(), {"no_color": True})):
-        call_command("jobs", "list", stdout=out, **({"force_color": True} if name == "terminal" else options))
-        looks[name] = out.getvalue()
-    with pytest.MonkeyPatch.context() as without:
-        without.setitem(sys.modules, "rich.box", None)
-        call_command("jobs", "list", stdout=(out := Terminal()), force_color=True)
-        looks["without rich"] = out.getvalue()
-    assert "\x1b[" in looks["terminal"]
-    assert "─" in looks["terminal"]
-    for look in (looks["plain"], looks["without rich"], run("list")):
-        assert "\x1b[" not in look
-        assert "─" not in look
-    assert str(job.pk) in looks["terminal"]
-    assert "[red]" in looks["terminal"], "what a job says is no markup"
 
 
 def test_show_has_everything():

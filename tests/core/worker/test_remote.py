@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import threading
 import time
-from collections import defaultdict
 
 import pytest
 from celery import current_app
@@ -14,6 +11,7 @@ from jobs.models import Cancellation, Job, Node
 from tests import tasks
 from tests.faults.worker import Worker
 from tests.helpers.harness import effects, in_body, wait_ended, wait_state
+from tests.helpers.monitor import Receiver, inspect, name_of
 from tests.helpers.servers import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -23,17 +21,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def broker(request, use_broker):
     use_broker(request.getfixturevalue("redis_server").url if request.param == "redis" else "jobs://")
     return request.param
-
-
-def name_of(worker: Worker) -> str:
-    return f"{worker.directory.name}@{os.uname().nodename}"
-
-
-def inspect(worker: Worker, command: str, *arguments: object):
-    """What one worker answers."""
-    name = name_of(worker)
-    found = getattr(current_app.control.inspect([name], timeout=10, limit=1), command)(*arguments)
-    return found[name]
 
 
 def tell(worker: Worker, command: str, *arguments: object, **options: object) -> None:
@@ -176,34 +163,6 @@ def test_a_worker_can_be_told_to_consume_other_queues():
 # Events
 
 
-class Receiver:
-    """What a monitor hears of tasks, by their id."""
-
-    def __init__(self) -> None:
-        self.heard: dict[str, list[dict]] = defaultdict(list)
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def _hear(self, event: dict) -> None:
-        if "uuid" in event:
-            self.heard[event["uuid"]].append(event)
-
-    def _run(self) -> None:
-        with current_app.connection_for_read() as connection:
-            self._receiver = current_app.events.Receiver(connection, handlers={"*": self._hear})
-            self._receiver.capture(wakeup=False)
-
-    def __enter__(self) -> Receiver:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._receiver.should_stop = True
-        self._thread.join(10)
-
-    def kinds(self, key: str) -> list[str]:
-        return [event["type"] for event in self.heard[key]]
-
-
 @pytest.mark.slow
 def test_events_of_jobs_reach_a_monitor(broker):
     with Receiver() as monitor, Worker("-E", concurrency=1):
@@ -224,30 +183,6 @@ def test_events_of_jobs_reach_a_monitor(broker):
     assert "'done'" in succeeded["result"]
     assert started["pid"]
     assert "ValueError" in monitor.heard[failed.id][-1]["exception"]
-
-
-def hide_keys(task: str, name: str, value):
-    return "***" if name == "key" else value
-
-
-@pytest.mark.slow
-def test_neither_a_monitor_nor_a_command_is_told_what_people_may_not_see(settings, tmp_path):
-    settings.JOBS = {**settings.JOBS, "REDACT": "tests.core.worker.test_remote.hide_keys"}
-    started, gate, secret = tmp_path / "started", tmp_path / "gate", "s3cret-4711"
-    with Receiver() as monitor, Worker("-E", concurrency=1) as worker:
-        running = tasks.waits.delay(secret, str(started), str(gate))
-        in_body(running.id, started)
-        [active] = inspect(worker, "active")
-        [[_, queried]] = inspect(worker, "query_task", running.id).values()
-        gate.touch()
-        done = tasks.effect.delay(secret)
-        failed = tasks.fails.delay(secret)
-        wait_ended(running.id, done.id, failed.id)
-        wait_for(lambda: len(monitor.heard[done.id]) == len(monitor.heard[failed.id]) == 3, 20, "all of it is told")
-    assert active["args"] == f"('***', '{started}', '{gate}')"
-    assert secret not in str([active, queried, *monitor.heard.values()])
-    assert monitor.heard[failed.id][-1]["exception"] == "LookupError('***')"
-    assert monitor.heard[done.id][-1]["result"] == "'***'", "it is the argument"
 
 
 @pytest.mark.slow

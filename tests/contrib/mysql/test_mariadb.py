@@ -9,10 +9,11 @@ from django.db import IntegrityError, OperationalError, connection, transaction
 from django.utils import timezone
 
 from jobs import extensions, store
+from jobs.contrib.mysql import store as mysql
 from jobs.lifecycle.worker_state import worker_state
 from jobs.maintenance import clock, rescue
 from jobs.models import Job, Marker, Node
-from jobs.store import databases, mysql
+from jobs.store import databases
 from jobs.store.base import Claim
 from tests.helpers.concurrency import Elsewhere, open_transaction
 from tests.helpers.plans import analyze, asked_by, numbers

@@ -1,4 +1,4 @@
-"""A copy of a database (``jobs.store.identity``): what would run in it, and to activate it."""
+"""A copy of a database (``identity.py``): what would run in it, and to activate it."""
 
 from typing import Any
 
@@ -6,16 +6,18 @@ from django.db.models.functions import Now
 
 from jobs import extensions
 from jobs.conf import conf
+from jobs.contrib.adoption.identity import mark_of
+from jobs.contrib.adoption.models import Instance
 from jobs.lifecycle import transitions
-from jobs.models import LIVE, Instance, Job, Node, State
-from jobs.store import identity
+from jobs.models import LIVE, Job, Node, State
+from jobs.store.identity import marks
 
 
 def survey(alias: str) -> dict[str, Any]:
     """What the database is marked as, what it is, and what would run if it were activated."""
     # One statement for each: together they could not use their partial indexes.
     counts = {str(state): Job.objects.using(alias).filter(state=state).count() for state in LIVE}
-    found = {**identity.marks(alias), "jobs": counts}
+    found = {**marks(alias), "jobs": counts}
     for disown in extensions.through("disown"):
         found |= disown(alias, is_dry=True)
     return found
@@ -23,9 +25,7 @@ def survey(alias: str) -> dict[str, Any]:
 
 def activate(alias: str) -> None:
     """Mark the database as this one: workers may start, and run what is in it."""
-    Instance.objects.using(alias).update_or_create(
-        pk=1, defaults={"mark": identity.mark_of(alias), "adopted_at": Now()}
-    )
+    Instance.objects.using(alias).update_or_create(pk=1, defaults={"mark": mark_of(alias), "adopted_at": Now()})
 
 
 def cancel_all(alias: str) -> int:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from jobs.contrib.operator import activation
+from jobs.contrib.adoption import activation
 from jobs.lifecycle import transitions
 from jobs.models import Instance, Job, Node
-from jobs.store import databases, identity
-from jobs.store.identity import NotAdopted
+from jobs.store import databases
+from jobs.store.identity import NotAdopted, check_all
 from tests.helpers.harness import claim
 from tests.tasks import effect, noop
 
@@ -40,16 +40,16 @@ def test_adopt_says_what_will_run():
     assert "was marked as 'another', would be adopted as" in would
     assert "1 scheduled, 1 ready and 0 running jobs" in would
     with pytest.raises(NotAdopted):
-        identity.check_all()
+        check_all()
     assert "is adopted as" in say()
-    identity.check_all()
+    check_all()
     assert "is marked as itself already" in say()
     assert not adopt()["default"]["adopted"]
 
 
 def test_a_database_that_is_marked_as_itself_keeps_its_jobs():
     """Whoever types ``adopt --cancel`` into production's terminal loses nothing."""
-    identity.check_all()
+    check_all()
     effect.delay("a")
     with pytest.raises(CommandError, match="nothing was cancelled"):
         call_command("jobs", "adopt", "--cancel")

@@ -16,10 +16,10 @@ from django.conf import settings
 from django.core.management import CommandError, call_command
 from django.db import connection, connections, transaction
 
+from jobs.contrib.adoption import identity
 from jobs.lifecycle import transitions
 from jobs.models import Instance, Job, Node
-from jobs.store import identity, sqlite
-from jobs.store.identity import NotAdopted
+from jobs.store.identity import NotAdopted, check_all
 from tests.helpers.harness import Worker, claim, effects, wait_ended
 from tests.tasks import effect, noop
 
@@ -97,7 +97,7 @@ def test_a_copy_runs_nothing_until_it_is_adopted(copied):
             wait_ended(waiting)
         assert effects() == {"mail": 1}
     assert Job.objects.get(pk=waiting).state == "ready", "the original was left alone"
-    identity.check_all()
+    check_all()
 
 
 @pytest.mark.core
@@ -131,7 +131,7 @@ def test_workers_that_start_at_once_mark_a_fresh_database_once():
 
 def _check_with(mark: Any) -> None:
     local.mark = mark
-    identity.check_all()
+    check_all()
 
 
 local = threading.local()
@@ -145,22 +145,22 @@ def _marks_of_threads(monkeypatch):
 
 def test_another_name_in_the_settings_is_another_instance(settings):
     settings.JOBS = {**settings.JOBS, "INSTANCE": "production"}
-    identity.check_all()
-    identity.check_all()
+    check_all()
+    check_all()
     settings.JOBS = {**settings.JOBS, "INSTANCE": "staging"}
     with pytest.raises(NotAdopted, match=r"'instance:production'.*'instance:staging'.*manage.py jobs adopt"):
-        identity.check_all()
+        check_all()
     adopt()
-    identity.check_all()
+    check_all()
     assert Instance.objects.get().mark == "instance:staging"
 
 
 def test_a_name_for_the_first_time_is_another_instance_too(settings):
     """A snapshot has the server's identifiers of its original: the new name may be what tells them apart."""
-    identity.check_all()
+    check_all()
     settings.JOBS = {**settings.JOBS, "INSTANCE": "staging"}
     with pytest.raises(NotAdopted):
-        identity.check_all()
+        check_all()
 
 
 @pytest.mark.skipif(connection.vendor != "sqlite", reason="SQLite's own")
@@ -180,7 +180,7 @@ def test_a_moved_file_is_the_same_database_and_a_copied_one_is_not(tmp_path, mon
     copy.rename(first)
     assert mark_of(first) != mark
 
-    monkeypatch.setattr(sqlite, "_born", lambda path: None)
+    monkeypatch.setattr(identity, "_born", lambda path: None)
     assert mark_of(second).endswith(str(second)), "a system without times of birth"
     assert mark_of(":memory:") == "sqlite:memory"
 

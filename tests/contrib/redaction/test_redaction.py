@@ -17,13 +17,14 @@ from django.urls import reverse
 from jobs import checks
 from jobs.calling import request
 from jobs.conf import problems
-from jobs.lifecycle.redaction import Shown
 from jobs.lifecycle.run import Run
+from jobs.lifecycle.shown import shown
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job, Marker
-from jobs.models.values import jsonable, scrub
+from jobs.models.values import DEPTH, jsonable, scrub
 from jobs.worker import celery_events, runner
 from tests import tasks
+from tests.helpers.admin_list import listed
 from tests.helpers.redactions import ENTRY, SECRET, failed, of_job, redact, text_of
 from tests.helpers.rows import make
 
@@ -77,7 +78,7 @@ def test_a_path_that_leads_nowhere(settings, admin_client):
     assert [each.id for each in checks.check_settings()] == ["jobs.E013"]
     assert "s3cret" not in everywhere(make("succeeded", args=["key", "s3cret"]), admin_client)
     redact(settings)
-    assert not list(checks.check_settings())
+    assert not checks.check_settings()
     settings.JOBS = {**settings.JOBS, "REDACT": 7}
     assert any("JOBS['REDACT'] must be the dotted path" in text for text in problems())
 
@@ -142,7 +143,7 @@ def test_errors_do_not_tell_an_argument_that_is_hidden(settings, admin_client):
 )
 def test_in_whatever_form_it_stands_there(settings, hidden, says):
     redact(settings)
-    seen = Shown(Job.of({"task": tasks.effect.name, "args": [], "kwargs": {"note": jsonable(hidden, "x")}}))
+    seen = shown(Job.of({"task": tasks.effect.name, "args": [], "kwargs": {"note": jsonable(hidden, "x")}}))
     text = seen.blanked(says)
     for value in ("4111-1111", "987 ", " 15 ", "it's", "b\u00e9", "\\u00e9", "2031", "17"):
         assert value not in text, text
@@ -153,7 +154,7 @@ def test_in_whatever_form_it_stands_there(settings, hidden, says):
 def test_nor_does_the_half_of_one_where_a_text_was_cut(settings):
     redact(settings)
     key = "".join(f"{number:04}" for number in range(700))
-    seen = Shown(Job.of({"task": tasks.effect.name, "args": [], "kwargs": {"note": key}}))
+    seen = shown(Job.of({"task": tasks.effect.name, "args": [], "kwargs": {"note": key}}))
     for before in (1000, 1900):
         text = seen.blanked(scrub("." * before + key + "." * 1500, 4000))
         assert "0001" not in text
@@ -203,3 +204,22 @@ def test_events_of_a_task_that_ran_do_not_tell_it(settings, monkeypatch):
     text = json.dumps(told) + runner._describe(run).decode()
     assert SECRET not in text
     assert "'note': '***'" in text
+
+
+def test_what_is_nested_as_deep_as_it_may_be_can_be_shown(settings, admin_client):
+    """A page has a deeper stack than a call."""
+    redact(settings)
+    deep: list = ["s3cret"]
+    for _ in range(DEPTH - 3):
+        deep = [deep]
+    for call in ([deep], {"note": deep}):
+        job = Job.objects.get(pk=tasks.noop.delay_many([call])[0].id)
+        assert admin_client.get(reverse("admin:jobs_job_change", args=[job.pk])).status_code == 200
+    assert admin_client.get(reverse("admin:jobs_job_changelist")).status_code == 200
+
+
+def test_what_is_hidden_is_not_found_by_a_search(settings, admin_client):
+    make(task="shop.resize", args=["IMG_00007.jpg"])
+    assert len(listed(admin_client, q="IMG_00007")) == 1
+    redact(settings)
+    assert listed(admin_client, q="IMG_00007") == []

@@ -1,4 +1,4 @@
-"""What people may see of a job's values, wherever they look: ``JOBS["REDACT"]`` decides, and is asked here alone."""
+"""What people may see of a job's values: ``JOBS["REDACT"]`` decides, and is asked here alone."""
 
 import datetime
 import json
@@ -11,14 +11,12 @@ from django.utils.module_loading import import_string
 
 from jobs.conf import celery_app, conf
 from jobs.conf.logs import logger
+from jobs.lifecycle.shown import BLANK, HIDDEN, TEXTS, Shown
 from jobs.models import Job
 from jobs.models.values import CUT, decoded, safe_repr
 
-HIDDEN = "(hidden: JOBS['REDACT'] failed)"  #: What stands for a value that could not be redacted.
-BLANK = "***"  #: What stands in a text for the value of an argument that nobody may see.
-
-#: Options that bear arguments of other calls; headers that bear those of this one.
-ARGUMENTS, TEXTS = ("link", "link_error", "chain", "chord", "stamps"), ("argsrepr", "kwargsrepr")
+#: Options that bear arguments of other calls.
+ARGUMENTS = ("link", "link_error", "chain", "chord", "stamps")
 #: Columns that are made of arguments. Of an error's entry, what is not.
 KEYS, PLAIN = ("marker_key", "unique_key", "limit_key", "order_key"), ("type", "at", "attempt")
 
@@ -26,54 +24,44 @@ KEYS, PLAIN = ("marker_key", "unique_key", "limit_key", "order_key"), ("type", "
 SHORT = 4
 
 
-def veil(rows: Iterable[Any]) -> None:
-    """Take what nobody may see out of the errors and keys of rows of one table that are shown, and never saved."""
-    if conf().REDACT is None or not (found := list(rows)):
-        return
-    first = found[0]
-    if isinstance(first, Job):
-        for job in found:
-            _veil_job(job)
-        return
-    if not (hasattr(first, "job") and hasattr(first, "key")):
-        return
-    # The key is made of the arguments of that job.
-    jobs = Job.objects.using(first._state.db).only("task", "args", "kwargs")
-    makers = {job.pk: Shown(job) for job in jobs.filter(pk__in={row.job for row in found if row.job})}
-    for row in found:
-        # Outside of jobs there are no arguments; those of a job that is gone are not known.
-        seen = makers.get(row.job) if row.job else Shown(Job.of({"task": ""}))
-        row.key = BLANK if seen is None else seen.text("key", row.key)
-
-
-def _veil_job(job: Job) -> None:
-    seen, values = Shown(job), job.__dict__
-    replace(job, seen, **dict.fromkeys(KEYS, "key"), error_message="error")
-    if values.get("error") is not None:
-        job.error = seen.error(job.error)
-    if values.get("errors"):
-        job.errors = (
-            [seen.error(each) for each in job.errors] if isinstance(job.errors, list) else seen.error(job.errors)
-        )
-
-
-def replace(row: Any, seen: "Shown", **names: str) -> None:
-    """Only what was read: no list reads all columns."""
-    for column, name in names.items():
-        if row.__dict__.get(column) is not None:
-            setattr(row, column, seen.text(name, row.__dict__[column]))
-
-
-class Shown:
+class Redacted(Shown):
     """A job's values as ``JOBS["REDACT"]`` leaves them, each when it is asked for. What it fails at is hidden."""
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
-        self.path = conf().REDACT
+    is_whole = False
+
+    @classmethod
+    def veil(cls, rows: Iterable[Any]) -> None:
+        if not (found := list(rows)):
+            return
+        first = found[0]
+        if isinstance(first, Job):
+            for job in found:
+                cls(job)._veil()
+            return
+        if not (hasattr(first, "job") and hasattr(first, "key")):
+            return
+        # The key is made of the arguments of that job.
+        jobs = Job.objects.using(first._state.db).only("task", "args", "kwargs")
+        makers = {job.pk: cls(job) for job in jobs.filter(pk__in={row.job for row in found if row.job})}
+        for row in found:
+            # Outside of jobs there are no arguments; those of a job that is gone are not known.
+            seen = makers.get(row.job) if row.job else cls(Job.of({"task": ""}))
+            row.key = BLANK if seen is None else seen.text("key", row.key)
+
+    def _veil(self) -> None:
+        """Only what was read: no list reads all columns."""
+        job, values = self.job, self.job.__dict__
+        for column, name in {**dict.fromkeys(KEYS, "key"), "error_message": "error"}.items():
+            if values.get(column) is not None:
+                setattr(job, column, self.text(name, values[column]))
+        if values.get("error") is not None:
+            job.error = self.error(job.error)
+        if values.get("errors"):
+            job.errors = list(map(self.error, job.errors)) if isinstance(job.errors, list) else self.error(job.errors)
 
     @cached_property
     def args(self) -> list[Any]:
-        names = [] if self.path is None else _names(self.job)
+        names = _names(self.job)
         args = self.job.args if isinstance(self.job.args, list) else [HIDDEN]
         names += map(str, range(len(names), len(args)))
         return list(map(self._redacted, names, args))
@@ -85,23 +73,8 @@ class Shown:
         return {name: self._redacted(name, value) for name, value in kwargs.items()}
 
     @property
-    def arguments(self) -> str:
-        """Both, as a call has them."""
-        return ", ".join([*map(repr, self.args), *(f"{name}={value!r}" for name, value in self.kwargs.items())])
-
-    @property
-    def result(self) -> Any:
-        return self.value("result", self.job.result)
-
-    @property
-    def cursor(self) -> Any:
-        return self.value("cursor", self.job.cursor)
-
-    @property
     def options(self) -> Any:
         """Without links, chains and chords, which bear arguments, and without Celery's texts of them."""
-        if self.path is None:
-            return self.job.options
         found = self._blanked(_without(self.job.options, *ARGUMENTS))
         headers = found.get("headers") if isinstance(found, dict) else None
         for about in headers.values() if isinstance(headers, dict) else ():
@@ -112,20 +85,15 @@ class Shown:
 
     def value(self, name: str, value: Any) -> Any:
         """A value that is no argument. It may contain one, which is blanked in it first."""
-        return None if value is None else self._redacted(name, value if self.path is None else self._blanked(value))
+        return None if value is None else self._redacted(name, self._blanked(value))
 
     def text(self, name: str, text: Any) -> str:
-        """A text: ``name`` says of what: an ``"error"``, a ``"key"`` or a ``"progress"``."""
-        text = str(text)
-        if self.path is None:
-            return text
         # The arguments of jobs.send are those of another task; what is left of its texts is our own.
-        text = self.blanked(text)
+        text = self.blanked(str(text))
         return text if self.job.task == "jobs.send" else str(self._redacted(name, text))
 
     def error(self, entry: Any) -> Any:
-        """An entry of ``Job.errors``. It may have any shape."""
-        if self.path is None or not isinstance(entry, dict):
+        if not isinstance(entry, dict):
             return self.value("error", entry)
         shown = {name: each for name, each in entry.items() if name in PLAIN}
         others = {name: each for name, each in entry.items() if name not in PLAIN}
@@ -134,9 +102,6 @@ class Shown:
         return {name: shown[name] for name in entry}
 
     def blanked(self, text: str) -> str:
-        """The text without the values of arguments that are not shown as they are."""
-        if self.path is None:
-            return text
         words, others = self._hidden
         for value in others:
             text = text.replace(value, BLANK)
@@ -169,13 +134,11 @@ class Shown:
 
     def _redacted(self, name: str, value: Any) -> Any:
         value = decoded(value)
-        if self.path is None:
-            return value
         if self.job.task == "jobs.send":
             # The arguments of another task.
             return HIDDEN
         try:
-            return import_string(self.path)(self.job.task, name, value)
+            return import_string(str(conf().REDACT))(self.job.task, name, value)
         except Exception:
             # The value is not shown, and the page is.
             logger.exception("JOBS['REDACT'] failed", extra={"action": "redact_failed", "job": str(self.job.pk)})

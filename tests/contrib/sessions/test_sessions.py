@@ -95,7 +95,7 @@ def test_the_cure_cures():
     with connection.cursor() as cursor:
         cursor.execute(f"GRANT pg_signal_backend, pg_read_all_stats TO {OWN}")
     with left_behind(OTHER) as (job, zombie), this_process(OWN):
-        assert checks.check_sessions(databases=["default"]) == []
+        assert checks.ask_databases(databases=["default"]) == []
         end_backends([(job.pk, job.lease)], "default")
         wait_for(lambda: not zombie.is_usable(), 5, "it was ended")
 
@@ -116,10 +116,10 @@ def test_a_check_names_the_logins_that_are_out_of_reach(state):
         if state == "succeeded":
             Job.objects.filter(pk=job.pk).update(state=state, finished_at=Now())
         with this_process(OWN):
-            [message] = checks.check_sessions(databases=["default"])
+            [message] = checks.ask_databases(databases=["default"])
             assert message.id == "jobs.W031"
             assert OTHER in message.msg
             assert OWN in message.hint
-            assert checks.check_sessions(databases=[]) == [], "manage.py check asks no database by itself"
+            assert checks.ask_databases(databases=[]) == [], "manage.py check asks no database by itself"
             Job.objects.all().delete()
-            assert checks.check_sessions(databases=["default"]) == []
+            assert checks.ask_databases(databases=["default"]) == []

@@ -1,0 +1,1 @@
+"""Advice: what the system checks say of settings that are allowed, and seldom meant."""

@@ -1,0 +1,179 @@
+"""Warnings: settings that jobs run under, and that cost time, work or a guarantee sooner or later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from celery.utils.functional import maybe_list
+from django.apps import apps
+from django.conf import settings
+from django.core.checks import CheckMessage
+from django.db import router
+from kombu.transport import TRANSPORT_ALIASES
+from kombu.utils.url import maybe_sanitize_url
+
+from jobs import store
+from jobs.calling.options import says_how_to_retry
+from jobs.checks import OF_APP, OF_SETTINGS, OF_TASKS, OF_WORKER, add_texts, driver, own_tasks, pool_of, say
+from jobs.conf import conf, did_you_mean, private
+from jobs.models import Job, tables
+
+add_texts("""
+E017 The broker URL {url!r} names no transport that there is{close}
+  -> Use jobs:// (the database), redis://, rediss://, sentinel://, amqp:// or amqps://.
+W001 The app's task_cls is not jobs.Task: only tasks with base=jobs.Task are transactional.
+  -> Use Celery("proj", task_cls="jobs.task:Task"), or ignore this if it is what you want.
+W003 Jobs are written to the database {home!r}, and no model of the project is: a job is not committed together with
+     the data it belongs to.
+  -> Let jobs live where your data is ({elsewhere}): JOBS['DATABASES'], and DATABASE_ROUTERS.
+W004 The database {alias!r} uses another isolation level than READ COMMITTED: transactions that meet are refused by the
+     server, their bodies run again, and each time counts as a node loss.
+  -> Remove isolation_level from OPTIONS, and use select_for_update() where bodies meet.
+W008 A worker ends, and its jobs with it, when its broker is away for long or closes a channel: {values}.
+  -> celery_settings() of jobs.conf sets it well: broker_connection_max_retries = None. broker_connection_retry,
+     broker_connection_retry_on_startup, broker_channel_error_retry = True.
+W011 These tasks have no hard time limit: {tasks}. A body that never ends holds its process, and its job stays running
+     for ever.
+  -> celery_settings() of jobs.conf sets it well: task_time_limit = 1800.
+W017 Markers are kept for {kept:g} s, and jobs of these tasks may still be retried, or replayed by hand, after that
+     time: {tasks}. What they do could be done twice.
+  -> Set JOBS['MARKER_RETENTION'] above JOBS['RETENTION_FAILED'] and above all their retries; None keeps them.
+W018 JOBS[{name!r}] is {seconds:g} seconds: what is older is deleted.
+  -> For days write datetime.timedelta(days={seconds:g}). Silence this if seconds are meant.
+W022 jobs was not tested with {names}.
+  -> What it needs of them is there. Install {tested}, or watch this worker.
+W032 The pool of the database {alias!r} has {size} connections for each process, and a worker's need {needed}: what gets
+     none within the pool's timeout fails.
+  -> Set OPTIONS = {{'pool': {{'max_size': {needed}}}}} or more, or remove the pool: workers keep their connections.
+""")
+
+SHORT = 3600.0  #: To keep a history for fewer seconds is a mistake: days were meant.
+
+#: Celery's settings with the values under which a worker goes on without its broker.
+ABOUT_OUTAGES = {
+    "broker_connection_max_retries": (None,),
+    "broker_connection_retry": (True,),
+    "broker_connection_retry_on_startup": (True, None),
+    "broker_channel_error_retry": (True,),
+}
+
+
+# Django's settings
+
+
+@OF_SETTINGS.append
+def forgetful() -> Iterator[CheckMessage]:
+    for name in ("RETENTION", "RETENTION_FAILED", "MARKER_RETENTION"):
+        seconds = getattr(conf(), name)
+        if seconds is not None and seconds < SHORT:
+            yield say("W018", name=name, seconds=seconds)
+
+
+@OF_SETTINGS.append
+def refused() -> Iterator[CheckMessage]:
+    for alias in conf().DATABASES:
+        if not store.of(alias).reads_committed(settings.DATABASES[alias].get("OPTIONS", {}).get("isolation_level")):
+            yield say("W004", alias=alias)
+        # One for what the supervisor's threads take turns at, and one that a hung query may hold; two for events.
+        yield from _small_pool(alias, 2 if conf().EVENT_BROKER is None else 4)
+
+
+@OF_SETTINGS.append
+def apart() -> Iterator[CheckMessage]:
+    """A job is committed with the data it belongs to only if both are in the same database."""
+    home = router.db_for_write(Job)
+    elsewhere = {
+        router.db_for_write(model)
+        for model in apps.get_models()
+        if model._meta.managed
+        and model not in tables()
+        and not model._meta.app_config.name.startswith("django.contrib.")
+    }
+    if home in conf().DATABASES and elsewhere and home not in elsewhere:
+        yield say("W003", home=home, elsewhere=elsewhere)
+
+
+def _small_pool(alias: str, needed: int) -> Iterator[CheckMessage]:
+    if pool := settings.DATABASES[alias].get("OPTIONS", {}).get("pool"):
+        # As psycopg_pool has it.
+        options = pool if isinstance(pool, dict) else {}
+        size = options.get("max_size") or options.get("min_size", 4)
+        if size < needed:
+            yield say("W032", alias=alias, size=size, needed=needed)
+
+
+# Celery's settings, and a worker
+
+
+@OF_APP.append
+def brittle(app: Any) -> Iterator[CheckMessage]:
+    if unknown := [(url, close) for url in _broker_urls(app) if (close := _unknown_transport(url))]:
+        # The app cannot be asked anything else.
+        yield from (say("E017", url=maybe_sanitize_url(url), close=close) for url, close in unknown)
+        return
+    is_amqp = driver(app) == "amqp"
+    found = [
+        f"{name} = {app.conf[name]!r}"
+        for name, good in ABOUT_OUTAGES.items()
+        if app.conf[name] not in good and (is_amqp or name != "broker_channel_error_retry")
+    ]
+    if found:
+        yield say("W008", values=", ".join(found))
+
+
+def _broker_urls(app: Any) -> set[str]:
+    settings = [app.conf[name] for name in ("broker_url", "broker_read_url", "broker_write_url")]
+    # Each may be a list, and hold several URLs with semicolons in between.
+    return {url for each in settings for part in maybe_list(each) or () for url in str(part).split(";")} - {""}
+
+
+def _unknown_transport(url: str) -> str:
+    """The end of a sentence about a URL that kombu finds no transport for, or takes for a host's name; else empty."""
+    scheme, has_scheme, _rest = url.partition("://")
+    if not has_scheme:
+        # kombu takes it for an AMQP host. With a transport's name in front it is a mistake.
+        name = url.partition(":")[0]
+        return f": did you mean `{name}://`?" if name != url and name in TRANSPORT_ALIASES else ""
+    scheme = scheme.partition("+")[0]
+    # A scheme with a dot names a class.
+    return "" if scheme in TRANSPORT_ALIASES or "." in scheme else did_you_mean(scheme, TRANSPORT_ALIASES)
+
+
+@OF_WORKER.append
+def unusual(worker: Any) -> Iterator[CheckMessage]:
+    if untested := private.untested():
+        yield say("W022", names=", ".join(untested), tested=private.tested())
+    pool = pool_of(worker)
+    for alias in conf().DATABASES if pool in ("thread", "solo") else ():
+        # Each thread that runs jobs keeps one; stock tasks run beside them.
+        yield from _small_pool(alias, 1 + (worker.concurrency if pool == "thread" else 1))
+    if not getattr(worker.app.Task, "is_transactional", False):
+        yield say("W001")
+    default_limit = worker.time_limit or worker.app.conf.task_time_limit
+    unlimited = {name for name, task in own_tasks(worker.app).items() if not (task.time_limit or default_limit)}
+    if unlimited and pool == "prefork":
+        yield say("W011", tasks=unlimited)
+
+
+@OF_TASKS.append
+def twice(app: Any) -> Iterator[CheckMessage]:
+    """Once the marker is gone, the same can be done again."""
+    if (kept := conf().MARKER_RETENTION) is None:
+        return
+    failed = conf().RETENTION_FAILED
+    keyed = {name: task for name, task in own_tasks(app).items() if "idempotency_key" in task.key_templates}
+    if late := {name for name, task in keyed.items() if failed is None or max(failed, _retry_horizon(task)) > kept}:
+        yield say("W017", kept=kept, tasks=late)
+
+
+def _retry_horizon(task: Any) -> float:
+    """Seconds until a task that always fails is given up, as far as its options tell."""
+    if not says_how_to_retry(task):
+        return float(1.25 * sum(conf().RETRY or ()))
+    if task.max_retries is None:
+        return float("inf")
+    pause = task.default_retry_delay
+    if getattr(task, "retry_backoff", False):
+        pause = getattr(task, "retry_backoff_max", 600)
+    return float(task.max_retries * pause)

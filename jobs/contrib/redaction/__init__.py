@@ -1,0 +1,1 @@
+"""What people may not see of arguments, results and errors: ``JOBS["REDACT"]``."""

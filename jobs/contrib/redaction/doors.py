@@ -1,0 +1,7 @@
+"""The part of the redaction in the core."""
+
+from jobs.doors import Extension
+
+
+class Redaction(Extension):
+    instead = {"jobs.lifecycle.shown.Shown": "jobs.contrib.redaction.redacted.Redacted"}

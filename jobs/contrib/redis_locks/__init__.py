@@ -1,0 +1,1 @@
+"""Locks in Redis, if the project's cache is one: ``JOBS["LOCK_CACHE"]``."""

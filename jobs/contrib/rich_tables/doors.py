@@ -1,0 +1,7 @@
+"""The part of the coloured tables in the core."""
+
+from jobs.doors import Extension
+
+
+class RichTables(Extension):
+    instead = {"jobs.management.console.tables.table": "jobs.contrib.rich_tables.tables.table"}

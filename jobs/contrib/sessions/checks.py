@@ -1,0 +1,23 @@
+"""Whether sessions of dead runs can be ended."""
+
+from collections.abc import Iterator
+
+from django.core.checks import CheckMessage
+
+from jobs import store
+from jobs.checks import OF_DATABASE, add_texts, say
+from jobs.maintenance.zombies import CURE
+
+add_texts("""
+W031 In the database {alias!r} this process logs in as {role}, and other workers as {others}, whose sessions it may not
+     end: what one of them leaves behind when its machine dies keeps its locks until the server notices.
+  -> {cure}.
+""")
+
+
+@OF_DATABASE.append
+def out_of_reach(alias: str) -> Iterator[CheckMessage]:
+    """Whether a worker can end what others leave behind."""
+    role, others = store.of(alias).out_of_reach()
+    if others:
+        yield say("W031", alias=alias, role=role, others=set(others), cure=CURE.format(role=role))

@@ -1,0 +1,89 @@
+"""What people may see of a job's values, wherever they look: all of it, unless ``JOBS["REDACT"]`` keeps some back."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+
+from jobs import extensions
+from jobs.conf import conf
+from jobs.models import Job
+from jobs.models.values import decoded
+
+HIDDEN = "(hidden: JOBS['REDACT'] failed)"  #: What stands for a value of which nobody knows whether it may be seen.
+BLANK = "***"  #: What stands in a text for the value of an argument that nobody may see.
+#: Headers that bear the arguments, as texts.
+TEXTS = ("argsrepr", "kwargsrepr")
+
+
+class Shown:
+    """A job's values as people may see them. Somebody may have edited the row by hand."""
+
+    is_whole = True  #: Nothing is kept back.
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    @property
+    def args(self) -> list[Any]:
+        return decoded(self.job.args) if isinstance(self.job.args, list) else [HIDDEN]
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        kwargs = self.job.kwargs if isinstance(self.job.kwargs, dict) else {"?": HIDDEN}
+        return {name: decoded(value) for name, value in kwargs.items()}
+
+    @property
+    def arguments(self) -> str:
+        """Both, as a call has them."""
+        return ", ".join([*map(repr, self.args), *(f"{name}={value!r}" for name, value in self.kwargs.items())])
+
+    @property
+    def result(self) -> Any:
+        return self.value("result", self.job.result)
+
+    @property
+    def cursor(self) -> Any:
+        return self.value("cursor", self.job.cursor)
+
+    @property
+    def options(self) -> Any:
+        return self.job.options
+
+    def value(self, name: str, value: Any) -> Any:
+        """A value that is no argument. It may contain one."""
+        return decoded(value)
+
+    def text(self, name: str, text: Any) -> str:
+        """A text: ``name`` says of what: an ``"error"``, a ``"key"`` or a ``"progress"``."""
+        return str(text)
+
+    def error(self, entry: Any) -> Any:
+        """An entry of ``Job.errors``. It may have any shape."""
+        return decoded(entry)
+
+    def blanked(self, text: str) -> str:
+        """The text without the values of arguments that are not shown as they are."""
+        return text
+
+    @classmethod
+    def veil(cls, rows: Iterable[Any]) -> None:
+        """See :func:`veil`."""
+
+
+def shown(job: Job) -> Shown:
+    return _kind()(job)
+
+
+def veil(rows: Iterable[Any]) -> None:
+    """Take what nobody may see out of the errors and keys of rows of one table that are shown, and never saved."""
+    _kind().veil(rows)
+
+
+def _kind() -> type[Shown]:
+    if conf().REDACT is None:
+        return Shown
+    kind = extensions.instead(Shown)
+    if kind is Shown:
+        raise ImproperlyConfigured("JOBS['REDACT'] is set, and no extension heeds it")
+    return kind
