@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jobs.doors import Extension
@@ -91,26 +91,11 @@ class Durable(Extension):
             databases.everywhere(signals.look_again, found)
 
     def disown(self, using: str, is_dry: bool) -> Mapping[str, int]:
-        from jobs.contrib.durable import rows
+        from jobs.contrib.durable import signals
 
         # A job of the copy would take what was told to the original.
-        found = rows.unwanted(using)
+        found = signals.untaken(using)
         return {"signals": found.count() if is_dry else found.order_by().delete()[0]}
-
-    def waits(self, view: Any) -> Iterable[Any]:
-        from jobs.contrib.durable import rows
-
-        return rows.waits(view)
-
-    def parts(self, page: str, request: Any, about: Any) -> Mapping[str, str]:
-        from jobs.contrib.durable import admin
-
-        return admin.job_page(request, about) if page == "job" else {}
-
-    def metrics(self) -> Iterator[tuple[str, str, list[str], Any]]:
-        from jobs.contrib.durable import rows
-
-        return rows.metrics()
 
     def idle(self, app: Any, using: str, clock: Any) -> bool:
         from jobs.contrib.durable import signals
@@ -120,4 +105,4 @@ class Durable(Extension):
     def prune(self, using: str, budget: float) -> Mapping[str, int]:
         from jobs.contrib.durable import signals
 
-        return {"signals": signals.prune(using)}
+        return {"signals": signals.prune(using, budget)}

@@ -15,7 +15,7 @@ from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.db import connections, transaction
-from django.db.models import Exists, OuterRef, Value
+from django.db.models import Exists, OuterRef, QuerySet, Value
 from django.db.models.functions import Concat
 
 from jobs.conf import conf
@@ -126,9 +126,17 @@ def take(key: str, job_id: uuid.UUID, using: str) -> Any:
     return found.payload
 
 
-def prune(using: str) -> int:
-    """Forget signals that nobody took. Those that were taken go with the job."""
+def prune(using: str, budget: float) -> int:
+    """Forget signals that nobody took, in ``budget`` seconds. Those that were taken go with the job."""
     if (age := conf().RETENTION_SIGNALS) is None:
         return 0
-    old = Signal.objects.using(using).filter(taken_by=None, made_at__lt=now_plus(-age))
-    return old._raw_delete(using)
+    rows, done, until = Signal.objects.using(using), 0, time.monotonic() + budget
+    old = rows.filter(taken_by=None, made_at__lt=now_plus(-age)).order_by("made_at").values_list("pk", flat=True)
+    while (keys := list(old[: conf().BATCH])) and time.monotonic() < until:
+        done += rows.filter(pk__in=keys)._raw_delete(using)
+    return done
+
+
+def untaken(using: str) -> QuerySet[Signal]:
+    """The signals that nobody took, by their keys."""
+    return Signal.objects.using(using).filter(taken_by=None).order_by("key", "pk")

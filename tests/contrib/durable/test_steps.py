@@ -497,7 +497,7 @@ def test_signals_that_nobody_took_are_forgotten_in_time(settings):
     jobs.signal("old")
     Signal.objects.update(made_at=later(-1))
     jobs.signal("new")
-    assert signals.prune("default") == 1
+    assert signals.prune("default", 10) == 1
     assert [str(each) for each in Signal.objects.all()] == ["new"]
 
 

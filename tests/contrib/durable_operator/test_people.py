@@ -394,7 +394,7 @@ def test_what_is_waited_for_is_listed():
 
 
 def test_a_copy_of_a_database_forgets_what_nobody_took():
-    from jobs.contrib.operator import activation
+    from jobs.contrib.adoption import activation
 
     jobs.signal("paid:1")
     assert activation.survey("default")["signals"] == 1

@@ -9,8 +9,9 @@ from django.core.management.base import CommandError
 from django.db import transaction
 
 from jobs.conf import conf, did_you_mean
-from jobs.contrib.durable import history, rows, signals
+from jobs.contrib.durable import history, signals
 from jobs.contrib.durable.models import Step
+from jobs.contrib.durable_operator import rows
 from jobs.inspection.times import duration
 from jobs.inspection.view import look_up
 from jobs.lifecycle import transitions
@@ -121,7 +122,7 @@ def _list(out: JobsCommand, aliases: list[str], limit: int) -> None:
         for job in transitions.awaiting_any(signals.SIGNAL, alias)[:limit]:
             key = shown(job).text("key", rows.key_of(job))
             waits.append({"key": key, "job": job.pk, "task": job.task, "since": job.started_at, "database": alias})
-        found = list(rows.unwanted(alias)[:limit])
+        found = list(signals.untaken(alias)[:limit])
         rows.veil(found)
         unwanted += [{"key": row.key, "payload": row.payload, "at": row.made_at, "database": alias} for row in found]
     out.say_json({"waiting": waits, "untaken": unwanted})

@@ -21,9 +21,9 @@ from jobs.admin import html
 from jobs.admin.base import ReadOnlyAdmin, may, page, template_of, whether
 from jobs.admin.html import column, time_column, url_of
 from jobs.admin.idempotency import by_key
-from jobs.contrib.durable import rows as rows_of
 from jobs.contrib.durable.models import Signal, Step
 from jobs.contrib.durable.signals import SIGNAL, signal
+from jobs.contrib.durable_operator import rows as rows_of
 from jobs.inspection.times import duration
 from jobs.inspection.view import SHOWN, View
 from jobs.lifecycle import transitions

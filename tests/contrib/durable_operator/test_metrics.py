@@ -8,7 +8,8 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 import jobs
-from jobs.contrib.durable import rows, signals
+from jobs.contrib.durable import signals
+from jobs.contrib.durable_operator import rows
 from jobs.contrib.why.explain import explain
 from jobs.inspection import counts
 from jobs.lifecycle import transitions
@@ -100,7 +101,7 @@ def test_where_very_many_wait_an_index_answers(admin_client):
     hot = {
         "metrics": rows.suspended,
         "waited for": lambda: list(transitions.awaiting_any(signals.SIGNAL, "default")[:20]),
-        "not taken": lambda: list(rows.unwanted("default")[:20]),
+        "not taken": lambda: list(signals.untaken("default")[:20]),
         "look again": lambda: signals.look_again("default"),
         "page": lambda: admin_client.get(page),
         "why": lambda: explain(child.pk),

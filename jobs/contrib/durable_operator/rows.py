@@ -8,13 +8,12 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any
 
-from django.db.models import QuerySet
 from django.db.models.functions import Now
 from django.utils.translation import gettext, ngettext
 
 from jobs.conf import conf
 from jobs.contrib.durable.history import AGAIN, CHILDREN, SLEEPS
-from jobs.contrib.durable.models import Signal, Step
+from jobs.contrib.durable.models import Step
 from jobs.contrib.durable.signals import SIGNAL
 from jobs.inspection.counts import MOST, age_of, seconds_of
 from jobs.inspection.times import duration
@@ -163,11 +162,6 @@ def suspended() -> dict[tuple[str, str], tuple[int, float]]:
 
 
 # Signals
-
-
-def unwanted(using: str) -> QuerySet[Signal]:
-    """The signals that nobody took, by their keys."""
-    return Signal.objects.using(using).filter(taken_by=None).order_by("key", "pk")
 
 
 def veil(rows: Iterable[Any]) -> None:

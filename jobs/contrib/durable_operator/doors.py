@@ -1,0 +1,25 @@
+"""The part of durable tasks that people see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from jobs.doors import Extension
+
+
+class DurableOperator(Extension):
+    def parts(self, page: str, request: Any, about: Any) -> Mapping[str, str]:
+        from jobs.contrib.durable_operator import admin
+
+        return admin.job_page(request, about) if page == "job" else {}
+
+    def waits(self, view: Any) -> Iterable[Any]:
+        from jobs.contrib.durable_operator import rows
+
+        return rows.waits(view)
+
+    def metrics(self) -> Iterator[tuple[str, str, list[str], Any]]:
+        from jobs.contrib.durable_operator import rows
+
+        return rows.metrics()
