@@ -16,7 +16,7 @@ import jobs
 from jobs.contrib.durable.models import Signal, Step
 from jobs.models import Job
 from jobs.testing import assert_idempotent
-from tests.contrib.durable.bodies import onboard_fast, steps, ten_steps, waits
+from tests.contrib.durable.bodies import onboard, onboard_fast, steps, ten_steps, waits
 from tests.helpers.harness import ROOT, Worker, effects, environment, wait_ended, wait_reached
 from tests.helpers.servers import wait_for
 
@@ -130,3 +130,5 @@ def test_old_and_new_code_side_by_side():
 @pytest.mark.slow
 def test_the_crash_kit_knows_steps():
     assert_idempotent(steps, ["a", "b"])
+    # It sleeps for days, and nobody approves.
+    assert_idempotent(onboard, "a", budget=(0, 0.0))
