@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from types import SimpleNamespace
 
+from django.apps import apps
+
 from jobs import checks
 from tests.helpers.checked import app, ids
 
@@ -12,7 +14,7 @@ from tests.helpers.checked import app, ids
 def test_handlers_that_no_worker_imports(tmp_path, monkeypatch):
     """Celery's autodiscovery finds only tasks.py."""
     config = SimpleNamespace(name="lone", path=str(tmp_path))
-    monkeypatch.setattr(checks.apps, "get_app_configs", lambda: [config])
+    monkeypatch.setattr(apps, "get_app_configs", lambda: [config])
     (tmp_path / "handlers.py").write_text("import logging\n")
     assert ids(checks.check_tasks(app())) == []
     (tmp_path / "handlers.py").write_text("from jobs.events import handler\n")
