@@ -48,6 +48,13 @@ def steps(self, keys: list, **options):
     return [self.step(key, leave, key, **options) for key in keys]
 
 
+@shared_task(bind=True, durable=True, name="tests.durable.rests")
+def rests(self, key: str):
+    self.step("before", leave, f"{key}:before")
+    self.sleep(2 * DAY)
+    self.step("after", leave, f"{key}:after")
+
+
 @shared_task(bind=True, durable=True, name="tests.durable.catches")
 def catches(self, key: str):
     try:
