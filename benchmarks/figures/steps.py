@@ -20,8 +20,8 @@ class Steps(Figure):
     about = (
         f"Workflows of {STEPS} steps that each write one row, by two processes. DBOS runs many of them at once in each "
         "process, in threads; ours runs one. Its transactions are committed with the note that they are done, its "
-        f"steps are not. Ours also: tasks of {MANY} such steps, and jobs that write one row, no more. A step is "
-        "one commit with its row, and so is a job."
+        f"steps are not. Ours also: tasks of {MANY} such steps, and jobs that write one row and nothing else. A step "
+        "is one commit with its row, and so is a job."
     )
     columns = (
         Column(key="workflows_per_s", title="workflows/s", digits=1, better="more", is_drawn=True),
