@@ -165,6 +165,9 @@ def _lose_all(runs: list[Claimed], using: str, lose: Callable[[Job], bool]) -> i
 
 _HAND_BACK = partial(transitions.hand_back, delay=0)
 
+#: Why a run ended whose process was ended for the sake of another one.
+BESIDE = "Beside"
+
 
 def _finish_all(runs: list[Claimed], using: str, action: str, transition: Callable[[Job], bool]) -> int:
     # Race: another node may give the same jobs back, and a third one may run them by now.
@@ -238,7 +241,13 @@ class OwnJobs:
 
     def expect_end(self, slot: Occupied, kind: str, text: str) -> None:
         """This node ends the run's process: ``TimeLimitExceeded``, ``Revoked`` or ``Killed``."""
-        self._ended[slot.job, slot.lease] = (kind, text)
+        # Race: several bodies of one process come to their ends together.
+        self._ended.setdefault((slot.job, slot.lease), (kind, text))
+        for other in worker_state.occupied():
+            # The one that keeps the process from answering is no innocent.
+            is_culprit = slot.is_shared and other.is_shared and other.phase == BODY
+            if other.pid == slot.pid and other.has_job and other.index != slot.index and not is_culprit:
+                self._ended.setdefault((other.job, other.lease), (BESIDE, ""))
 
     def finish_dead(self) -> int:
         """Finish the jobs whose process died. It reads memory only, as long as none did."""
@@ -284,6 +293,8 @@ class OwnJobs:
             return transitions.fail(job, _error(job, kind, text))
         if kind in ("Revoked", "Killed"):
             return transitions.cancel_running(job, _error(job, kind, text))
+        if kind == BESIDE:
+            return transitions.hand_back(job, 0)
         if worker_state.stopping_for is not None:
             # A worker that stops kills its processes: not the job's fault.
             return transitions.hand_back(job, 0)
