@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
@@ -77,7 +76,7 @@ def _in_one(call: Callable[[], Any]) -> Steps:
 
 
 def steps(run: Run) -> Steps:
-    """The same, step by step. Whoever awaits the coroutine says in ``run.body`` and ``run.is_atomic`` what came of it."""
+    """The same in steps. Whoever awaits the coroutine says in ``run.body`` and ``run.is_atomic`` what came of it."""
     request = run.request
     request.jobs_run = run
     try:
@@ -242,7 +241,7 @@ def _perform(run: Run) -> Steps:
 
 
 def _raised(run: Run) -> Conflict | Lost | Raised:
-    """A coroutine has raised: there is nothing to commit. Celery's autoretry, or the base class, may make more of it."""
+    """A coroutine has raised: there is nothing to commit. Celery's autoretry may make something else of it."""
     assert run.body is not None
     try:
         run.body()

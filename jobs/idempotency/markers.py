@@ -88,7 +88,7 @@ def earlier(job: Job, fingerprint: str) -> Job | None:
 
 
 def is_left(job: Job) -> bool:
-    """Whether the marker of a run is there already, committed. It takes no part in a transaction, and waits for none."""
+    """Whether the marker of a run is there already, and committed. It waits for nobody."""
     rows = Marker.objects.using(job._state.db).filter(key=job.marker_key, kind=Marker.Kind.TASK)
     return rows.exclude(expires_at__lte=Now()).exists()
 

@@ -62,7 +62,7 @@ class Run:
     #: Whether the calling code is part of the transaction that completes the job. A coroutine is not.
     is_atomic: bool = True
     #: Makes a call that may block, where its body may not.
-    aside: Callable[[Callable[[], Any]], Any] = lambda call: call()  # noqa: E731
+    aside: Callable[[Callable[[], Any]], Any] = lambda call: call()
     #: What the body returned.
     result: Any = None
     #: The signature that takes its place (``Task.replace()``).

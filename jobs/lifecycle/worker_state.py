@@ -15,7 +15,7 @@ import struct
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -366,7 +366,7 @@ class ProcessState:
         self._offset = _HEADER + index * _SIZE
         self.phase = IDLE
         #: On the monotonic clock; 0: no limit.
-        self.soft_at = 0.0
+        self.began = self.soft_at = self.hard_at = 0.0
 
     def occupy(self) -> None:
         """The slot is this process's from now on."""
@@ -386,10 +386,9 @@ class ProcessState:
         """The process is about to run the job. Limits are in seconds from now."""
         now = time.monotonic()
         self.phase = NAMED
-        self.soft_at = now + soft if soft else 0.0
-        hard_at = now + hard if hard else 0.0
+        self.began, self.soft_at, self.hard_at = now, now + soft if soft else 0.0, now + hard if hard else 0.0
         _TEXT.pack_into(self._memory, self._offset + _SLOT.size, text)
-        values = (NAMED, lease, token, batch, now, self.soft_at, hard_at, job.bytes)
+        values = (NAMED, lease, token, batch, now, self.soft_at, self.hard_at, job.bytes)
         _SLOT.pack_into(self._memory, self._offset, *values)
 
     def retoken(self, token: int) -> None:
@@ -419,6 +418,13 @@ class ProcessState:
 
 worker_state = WorkerState()
 os.register_at_fork(after_in_child=lambda: setattr(worker_state, "_lock", threading.Lock()))
+
+
+def dead(slots: Iterable[Occupied]) -> list[Occupied]:
+    """Those whose process is dead. It looks once at each process, however many slots that has."""
+    found = list(slots)
+    gone = {process for process in {(slot.pid, slot.start) for slot in found} if not is_alive(*process)}
+    return [slot for slot in found if (slot.pid, slot.start) in gone] if gone else []
 
 
 def start_of(pid: int) -> int:

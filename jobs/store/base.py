@@ -84,7 +84,8 @@ COMMITTED_WITHIN = 10.0
 class Claim(NamedTuple):
     """What is claimed: up to ``limit`` ready jobs of one queue, for a node, with a token.
 
-    Jobs of the tasks ``without`` stay where they are; so do, if there are tasks ``only``, all others. ``after`` is a position in the queue: only what stands behind it.
+    Jobs of the tasks ``without`` stay where they are; so do, if there are tasks ``only``, those of all others.
+    ``after`` is a position in the queue: only what stands behind it.
     """
 
     queue: str

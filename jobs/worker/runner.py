@@ -183,7 +183,7 @@ class Runner:
                     claimed_at = -math.inf
             used += mean or 0.0
             if (error := self._run(task, job, batch if waiting else 0, claimed_at).told) is not None:
-                _let_go(error)
+                let_go(error)
             self.slot.rest(BUSY, batch if waiting else 0)
             if not waiting:
                 return
@@ -325,7 +325,10 @@ class Runner:
         has_done = 0 < self._most <= self._done + sum(each.done for each in beside.present)
         used = mem_rss() if self._memory and not has_done else 0
         # What runs beside it comes to its end first.
-        if (has_done or used > self._memory) and all([each.retire() for each in beside.present]):
+        if not has_done and used <= self._memory:
+            return
+        are_over = [each.retire() for each in beside.present]
+        if all(are_over):
             if not has_done:
                 text = "a process holds %s kB, more than its %s, and is replaced"
                 logger.warning(text, used, self._memory, extra=worker_state.about("recycled"))
@@ -345,7 +348,7 @@ class Runner:
         signal.signal(signal.SIGUSR1, strike)
 
 
-def _let_go(error: BaseException) -> None:
+def let_go(error: BaseException) -> None:
     """Empty the frames of a run that raised: else what its body held would live until Python collects garbage.
 
     Race: a server-side cursor (``iterator()``) would be closed then, in a later job's transaction, and break it.

@@ -27,7 +27,7 @@ from jobs import __version__, checks, doors, extensions
 from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.lifecycle import transitions
-from jobs.lifecycle.worker_state import BODY, IDLE, KILLED, REVOKED, Occupied, is_alive, worker_state
+from jobs.lifecycle.worker_state import BODY, IDLE, KILLED, REVOKED, Occupied, dead, is_alive, worker_state
 from jobs.maintenance import clock, rescue
 from jobs.maintenance.prune import Prune
 from jobs.models import Node
@@ -241,7 +241,7 @@ class Process:
         if not self._registered and not self._try(self._admit):
             return
         deadline = time.monotonic() + LAST_WAIT
-        while not all(slot.is_dead for slot in worker_state.at_work()):
+        while len(dead(slots := worker_state.at_work())) < len(slots):
             if time.monotonic() > deadline:
                 # Bodies outlive their parent: nobody may run their jobs yet. Rescue waits for the beat to stand still.
                 return
@@ -268,7 +268,7 @@ class Process:
             if self._is_prefork:
                 self._enforce_limits(slots)
                 self._have_replaced(slots)
-            if any(slot.is_dead or slot.holds_up for slot in slots):
+            if any(slot.holds_up for slot in slots) or dead(slots):
                 self._fell.set()
             was_paused, woke = time.monotonic() - woke > LAST_WAIT, time.monotonic()
             if was_paused:

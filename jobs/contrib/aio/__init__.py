@@ -1,4 +1,4 @@
-"""Bodies that are ``async def``: many at once on one event loop in each process, with a short transaction at their end."""
+"""Bodies that are ``async def``: many at once on a process's event loop, with a short transaction at their end."""
 
 PRIVATE = """
 celery.utils.threads:_LocalStack.__ident_func__ - | aio/owner.py: a request is its coroutine's, whatever thread runs it

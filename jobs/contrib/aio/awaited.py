@@ -115,7 +115,7 @@ class _Steps:
         while True:
             slot.enter(BODY)
             try:
-                waits_for = next(steps) if exc is None else steps.throw(exc)  # type: ignore[attr-defined]
+                waits_for = next(steps) if exc is None else steps.throw(exc)
             except StopIteration as end:
                 return end.value
             finally:

@@ -33,7 +33,7 @@ def declared(task: type[Any]) -> None:
                 "self.commit(function, ...), which is called in one transaction with the job's completion (bind=True)"
             )
         function = _run(task, function, has_self=not isinstance(run, staticmethod))
-        task.run = staticmethod(function) if isinstance(run, staticmethod) else function  # type: ignore[attr-defined]
+        task.run = staticmethod(function) if isinstance(run, staticmethod) else function
     # It may inherit from one that is, with another body.
     task.is_async = hasattr(function, "awaits")
     if task.is_async:

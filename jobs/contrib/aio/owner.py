@@ -1,4 +1,4 @@
-"""Celery keeps requests, and the current task, on stacks by thread. A coroutine's are its own, whatever thread it is in."""
+"""Celery keeps requests, and the current task, on stacks by thread. A coroutine's are its own in every thread."""
 
 from __future__ import annotations
 
@@ -18,4 +18,4 @@ def ident() -> Any:
 
 def own_stacks(task: type[Any]) -> None:
     """Let the context decide whose request a task's code sees."""
-    task.request_stack.__ident_func__ = _task_stack.__ident_func__ = ident  # type: ignore[attr-defined]
+    task.request_stack.__ident_func__ = _task_stack.__ident_func__ = ident

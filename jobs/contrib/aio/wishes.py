@@ -1,4 +1,4 @@
-"""Whoever cancels a running job leaves a note. A coroutine that waits for something need not reach its end to heed it."""
+"""Whoever cancels a running job leaves a note. A coroutine need not reach its end to heed it."""
 
 from __future__ import annotations
 
