@@ -255,7 +255,7 @@ class Runner:
         hard, soft = (own or default for own, default in zip(run.request.timelimit, default_limits, strict=True))
         if hard and soft and soft > hard:
             soft = None
-        self.slot.name(job.pk, job.lease, job.token or 0, batch, soft, hard, _describe(run))
+        run.slot.name(job.pk, job.lease, job.token or 0, batch, soft, hard, _describe(run))
 
     def _finish_unbegun(self, run: Run, exc: Exception) -> None:
         """A claimed row of which no request can be made."""

@@ -180,6 +180,9 @@ class Process:
         """End the run, if it is here and nowhere else by now. A thread cannot be killed: the fence undoes its work."""
         for slot in worker_state.occupied():
             if slot.has_job and (slot.job, slot.lease) == (order.key, order.lease):
+                for alias in conf().DATABASES if slot.is_shared else ():
+                    # What the run says of its end.
+                    transitions.ask_to_end(slot.job, alias, KILLED, order.text)
                 self._end_or_ask(slot, KILLED, order.text)
                 return True
         return False

@@ -107,7 +107,8 @@ class Bodies:
         return task
 
     async def on_thread(self, call: Callable[[], Any]) -> Any:
-        return await self.loop.run_in_executor(self._executor, partial(copy_context().run, call))
+        run: Any = partial(copy_context().run, call)
+        return await self.loop.run_in_executor(self._executor, run)
 
     # Claims
 
@@ -189,8 +190,10 @@ class Bodies:
         if slot.soft_at:
             timers.append(self.loop.call_at(slot.soft_at, awaited.strike, SoftTimeLimitExceeded()))
         if slot.hard_at:
-            limit = round(slot.hard_at - slot.began, 3)
-            timers.append(self.loop.call_at(slot.hard_at, awaited.end, TimeLimitExceeded(limit)))
+            limit: Any = TimeLimitExceeded(round(slot.hard_at - slot.began, 3))
+            # No policy of retries makes another attempt of it.
+            limit.ends_job = True
+            timers.append(self.loop.call_at(slot.hard_at, awaited.end, limit))
         try:
             await self.loop.create_task(awaited.drive(), context=own)
         finally:

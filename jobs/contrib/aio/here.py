@@ -9,6 +9,7 @@ from typing import Any
 
 from asgiref.sync import async_to_sync, sync_to_async
 
+from jobs.contrib.aio import sentry
 from jobs.contrib.aio.awaited import Awaited
 from jobs.contrib.aio.owner import ident, owner
 from jobs.execution import pipeline
@@ -36,8 +37,9 @@ def run(run: Run) -> None:
 def _run(run: Run) -> None:
     steps = pipeline.steps(run)
     awaited = Awaited(run, lambda function: sync_to_async(function)())
-    if next(steps, END) is None:
-        call(awaited.drive)
-        awaited.conclude()
-        for pause in steps:
-            time.sleep(pause or 0)
+    with sentry.around(run):
+        if next(steps, END) is None:
+            call(awaited.drive)
+            awaited.conclude()
+            for pause in steps:
+                time.sleep(pause or 0)

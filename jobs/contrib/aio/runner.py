@@ -10,6 +10,7 @@ from typing import Any
 from django.core.cache import close_caches
 from django.db import Error
 
+from jobs.contrib.aio import sentry
 from jobs.contrib.aio.here import END
 from jobs.errors import NotSettled
 from jobs.execution import pipeline
@@ -61,12 +62,16 @@ class AsyncRunner(Runner):
         return [run for run in runs if run.job.pk in kept], self._claimer.may_find_more(jobs, self._asked)
 
     def begin(self, run: Run, steps: pipeline.Steps) -> Any:
+        """The run's first steps, up to its coroutine; in the context of the run, as its end."""
         if worker_state.wants_events:
             self._tell_events(celery_events.send_start, run)
+        vars(run)["sentry"] = scope = sentry.around(run)
+        scope.__enter__()
         return next(steps, END)
 
     def end(self, run: Run) -> None:
         took = time.monotonic() - run.entered
+        vars(run)["sentry"].__exit__(None, None, None)
         if isinstance(run.told, NotSettled):
             self._unfinished.append(run.job)
         if worker_state.wants_events:
