@@ -45,7 +45,8 @@ class Task(celery.Task):
 
     atomic (bool, default True):
         The body and the job's completion share one transaction. With False the body manages its own
-        transactions, and a crash between them and the completion runs it again.
+        transactions, and a crash between them and the completion runs it again. An ``async def`` body has none while it
+        awaits: it returns ``self.commit(function, ...)``, which is called in one transaction with the completion.
     max_crashes (int, default ``JOBS["MAX_CRASHES"]``):
         A body that kills its process this often ends ``failed``.
     idempotency_key (template or callable):

@@ -30,3 +30,6 @@ TASKS = {"noop": noop, "idem": idem}
 
 if "jobs" in settings.INSTALLED_APPS:
     import benchmarks.project.events  # noqa: F401
+    from benchmarks.project import waiting
+
+    TASKS |= {"waits": waiting.waits, "anoop": waiting.anoop}

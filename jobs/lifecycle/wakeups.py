@@ -120,10 +120,10 @@ class Wakeup:
         for other in self.others:
             other.send()
 
-    def take(self) -> bool:
-        """Take one wake-up; False: somebody was faster."""
+    def take(self, most: int = 1) -> bool:
+        """Take one wake-up, or up to so many; False: somebody was faster."""
         with suppress(BlockingIOError):
-            return bool(os.read(self._reader, 1))
+            return bool(os.read(self._reader, most))
         return False
 
     def wait(self, timeout: float) -> bool:

@@ -31,7 +31,7 @@ class Awaited:
         self.children: WeakSet[asyncio.Task[Any]] = WeakSet()
         self.result: Any = None
         self.raised: BaseException | None = None
-        #: Why it ends, whatever it makes of that.
+        #: Why it ends, whatever it makes of that: a limit, or what somebody wished.
         self.verdict: Exception | None = None
         #: What is raised in it in place of the next cancellation.
         self._strike: Exception | None = None

@@ -21,23 +21,21 @@ CURE = "await it, or call it by asyncio.to_thread()"
 
 
 def watch(bodies: Any) -> None:
-    """In a thread of its own: log who blocks the loop, after 1 second, 2, 4 ..., and how long it was in the end."""
+    """In a thread of its own: log who blocks the loop, after 1 second, 2, 4 ..., and for how long it was in the end."""
     due, lasted, told = BLOCKED, 0.0, None
     while True:
         time.sleep(LOOK)
         seconds = time.monotonic() - bodies.ticked_at if bodies.running else 0.0
-        if seconds < BLOCKED:
+        if seconds >= due:
+            due *= 2
+            if (found := _who(bodies)) is not None:
+                told = found
+                _say(*found, seconds, "is blocked")
+        elif seconds < BLOCKED:
             if told is not None:
                 _say(*told, lasted, "was blocked")
             due, told = BLOCKED, None
-            continue
         lasted = seconds
-        if seconds >= due:
-            found = _who(bodies)
-            if found is not None:
-                told = found
-                _say(*found, seconds, "is blocked")
-            due *= 2
 
 
 def _who(bodies: Any) -> tuple[Run | None, str] | None:
@@ -45,7 +43,7 @@ def _who(bodies: Any) -> tuple[Run | None, str] | None:
     task, frame = asyncio.current_task(bodies.loop), sys._current_frames().get(bodies.thread)
     if task is None or frame is None:
         return None
-    for run, awaited in list(bodies.running.items()):
+    for run, awaited in bodies.running.copy().items():
         if awaited.task is task or task in awaited.children:
             return run, _line(frame, inspect.unwrap(run.task.run).__code__.co_filename)
     return None, _line(frame, "")

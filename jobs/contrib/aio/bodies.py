@@ -27,7 +27,7 @@ from jobs.contrib.aio.awaited import Awaited
 from jobs.contrib.aio.here import END
 from jobs.contrib.aio.owner import owner
 from jobs.contrib.aio.runner import AsyncRunner
-from jobs.errors import Cancel
+from jobs.errors import Cancel, LostLease
 from jobs.execution import pipeline
 from jobs.lifecycle import wakeups
 from jobs.lifecycle.run import Run, current_run
@@ -143,7 +143,8 @@ class Bodies:
             self.loop.remove_reader(self._wakeup.fileno())
 
     def _hear(self) -> None:
-        if self._wakeup.take():
+        # All there are: whoever gets as many jobs as it asked for wakes the next one.
+        if self._wakeup.take(1 << 16):
             self._woken.set()
 
     # Runs
@@ -162,7 +163,10 @@ class Bodies:
         own, awaited = copy_context(), self.running[run]
         own.run(owner.set, run)
         steps = pipeline.steps(run)
-        in_thread: Any = partial(self.loop.run_in_executor, self._executor, own.run)
+
+        def in_thread(call: Any, *args: Any) -> Any:
+            return self.loop.run_in_executor(self._executor, partial(own.run, call, *args))
+
         try:
             step = await in_thread(self._runner.begin, run, steps)
             while step is not END:
@@ -212,6 +216,9 @@ class Bodies:
     def _tick(self) -> None:
         self.ticked_at = time.monotonic()
         for run, awaited in list(self.running.items()):
+            if run.job.node_id != worker_state.node:
+                # The node was declared dead, and has a new id: the job is another one's.
+                awaited.end(LostLease("this run lost its lease"))
             if (kind := run.slot.wished(run.job.pk, run.job.lease)) is not None:
                 verdict = Cancel(ASKED.get(kind, "the job was asked to end"))
                 verdict.kind = kind

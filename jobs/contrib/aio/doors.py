@@ -11,7 +11,8 @@ from jobs.doors import Extension
 class Aio(Extension):
     looks = {"is_asked_to_end": "EXISTS (SELECT 1 FROM jobs_cancellation)"}
 
-    def declared(self, task: type[Any]) -> None:
+    def called(self, task: type[Any]) -> None:
+        # When all that are told of a declaration have had their part in its function.
         from jobs.contrib.aio import declare
 
         declare.declared(task)

@@ -181,6 +181,7 @@ def wrap(run: Any) -> Any:
             with watched(self):
                 return await function(*([self] if is_bound else []), *args, **kwargs)
 
+        abody.goes_on = True  # type: ignore[attr-defined]
         return abody
 
     @wraps(function)
@@ -188,4 +189,5 @@ def wrap(run: Any) -> Any:
         with watched(self):
             return function(*([self] if is_bound else []), *args, **kwargs)
 
+    body.goes_on = True  # type: ignore[attr-defined]
     return body

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import os
+from importlib.util import find_spec  # noqa: F401
 
 import pytest
-from asgiref.sync import sync_to_async
+from asgiref.sync import async_to_sync, sync_to_async
 from celery import current_app, shared_task, signals
 from celery.exceptions import Reject
 from django.db import IntegrityError, connection, connections
+from django.utils import timezone
 
 from jobs import Cancel, Snooze, Task
+from jobs.contrib.aio.fenced import fenced
 from jobs.lifecycle.run import current_job
 from jobs.models import Job, Marker
 from jobs.store import databases
@@ -254,8 +258,6 @@ def test_a_direct_call_is_the_coroutine():
     async def call():
         return await saves("a")
 
-    from asgiref.sync import async_to_sync
-
     assert async_to_sync(call)() == "saved a"
     assert not Job.objects.exists()
 
@@ -411,3 +413,47 @@ async def progresses(self):
 
 def test_it_says_how_far_it_is():
     assert ended(progresses).state == "succeeded"
+
+
+# Beside other extensions
+
+
+@shared_task(bind=True)
+async def keeps(self, key):
+    found = await fenced(save, key)
+    return [found, await sync_to_async(lambda: connection.in_atomic_block)()]
+
+
+def test_a_transaction_on_the_way_is_fenced():
+    assert ended(keeps, "a").result == ["saved a", False]
+    assert effects() == {"a": 1}
+
+
+@shared_task(bind=True)
+async def keeps_too_late(self, key):
+    await sync_to_async(Job.objects.update)(lease=7)
+    await fenced(save, key)
+
+
+def test_the_transaction_of_a_zombie_on_the_way_does_nothing():
+    job = ended(keeps_too_late, "a")
+    assert (job.state, job.lease, effects()) == ("running", 7, {})
+
+
+@shared_task(bind=True, durable=True)
+async def goes_on(self, key):
+    saved = await self.astep("save", save, key)
+    await self.asleep(60)
+    ran.append(key)
+    return saved
+
+
+@pytest.mark.skipif("not find_spec('jobs.contrib.durable')", reason="durable tasks are an extension")
+def test_a_durable_one_goes_on_where_it_waited():
+    ran.clear()
+    result = goes_on.delay("a")
+    assert run_jobs().states == {"scheduled": 1}
+    assert (effects(), ran) == ({"a": 1}, [])
+    run_jobs(until=timezone.now() + datetime.timedelta(minutes=2))
+    job = Job.objects.get(pk=result.id)
+    assert (job.state, job.result, effects(), ran) == ("succeeded", "saved a", {"a": 1}, ["a"])
