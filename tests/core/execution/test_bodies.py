@@ -12,7 +12,7 @@ from asgiref.sync import async_to_sync
 from celery import current_app, shared_task
 from django.db import connection, transaction
 
-from jobs import Snooze, Task, lock
+from jobs import Snooze, Task, extensions, lock  # noqa: F401  (a mark names one)
 from jobs.conf import sentry
 from jobs.lifecycle.worker_state import BODY, NAMED, worker_state
 from jobs.models import Job
