@@ -92,6 +92,9 @@ class Extension:
         """A context around a run, from its claim until it is finished. May raise nothing of its own."""
         return nullcontext()
 
+    def run_here(self, run: Any) -> None:
+        """A run of a task that it made ``is_async``, from begin to end, in this thread (``testing``)."""
+
     #: How far bodies are (``said.py`` of the progress): ``say`` it for ``Task.progress()``, and read it for people.
     progress: Any
 
@@ -105,6 +108,9 @@ class Extension:
     chords: Any
 
     # The worker: beside each one there is a supervisor, a process with threads
+
+    def beside(self, app: Any) -> Any:
+        """What runs other jobs beside each process (``worker/beside.py``), before the worker forks; None: nothing."""
 
     def threads(self) -> Iterable[Thread]:
         """Threads of the supervisor, with connections of their own. Each runs until its event is set.

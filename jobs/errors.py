@@ -15,6 +15,9 @@ LONGEST = 10 * 366 * 86400.0
 class Cancel(Ignore):
     """Raised in a task's body: roll back, and end the job ``cancelled``."""
 
+    #: The type of the row's error.
+    kind = "Cancelled"
+
 
 class Replaced(Ignore):
     """``Task.replace()``: the body is done, and another task goes on under its id."""

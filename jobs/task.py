@@ -24,6 +24,7 @@ from jobs.calling.options import check_call, check_declaration
 from jobs.conf import is_eager, is_stock, problems, sentry, task_options
 from jobs.errors import Replaced, UniqueTaken
 from jobs.execution import pipeline
+from jobs.execution.commit import Commit
 from jobs.idempotency import locks
 from jobs.idempotency.keys import KeyTemplate, template_of
 from jobs.lifecycle.run import Run, current_job
@@ -43,7 +44,8 @@ class Task(celery.Task):
 
     atomic (bool, default True):
         The body and the job's completion share one transaction. With False the body manages its own
-        transactions, and a crash between them and the completion runs it again.
+        transactions, and a crash between them and the completion runs it again. An ``async def`` body has none while it
+        awaits: it returns ``self.commit(function, ...)``, which is called in one transaction with the completion.
     max_crashes (int, default ``JOBS["MAX_CRASHES"]``):
         A body that kills its process this often ends ``failed``.
     idempotency_key (template or callable):
@@ -82,6 +84,9 @@ class Task(celery.Task):
     unique_for: float | None = None
     lock: Any = None
     lock_ttl: float = 30.0
+
+    #: Whether its body is a coroutine, which an extension awaits.
+    is_async: ClassVar[bool] = False
 
     #: What is wrong with the options above.
     declared_wrong: ClassVar[Exception | None] = None
@@ -122,9 +127,10 @@ class Task(celery.Task):
                 for name, value in task_options(cls.name or "").items():
                     setattr(cls, name, value)
                 check_declaration(cls, cls.declared)
-                _check_body(inspect.getattr_static(cls, "run"))
             cls._decide_limits(app)
             cls._read_options(app)
+            if not problems() and not is_stock(cls.name):
+                _check_body(inspect.getattr_static(cls, "run"))
         except (TypeError, ValueError) as exc:
             # Celery goes on with a task that is half made; no call of it may do without what it was to promise.
             cls.declared_wrong = type(exc)(f"{cls.name}: {exc}")
@@ -358,6 +364,18 @@ class Task(celery.Task):
         """The fencing token of the run's ``lock=``, for ``WHERE fence < token``; None without one."""
         return None if self._run is None else self._run.lock_token
 
+    def commit(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What a body returns to have a function called in the transaction of the job's completion: ``return
+        self.commit(save, key, text)``. Its result is the job's.
+
+        For an ``async def`` body, which has no transaction while it awaits. Of both, the function's work and the job's
+        completion, the database keeps all or nothing.
+
+        Raises:
+            TypeError: the function is ``async def``, or none.
+        """
+        return Commit(function, args, kwargs)
+
     def checkpoint(self) -> None:
         """Ask, in a long body, whether to go on; costs two small queries. Does nothing in a plain call.
 
@@ -412,7 +430,8 @@ class Task(celery.Task):
         if self._is_message():
             return pipeline.receive(self, self.request_stack.top, args, kwargs)
         with _apart():
-            return super().__call__(*args, **kwargs)
+            result = super().__call__(*args, **kwargs)
+            return result.alone() if isinstance(result, Commit) else result
 
     def _is_message(self) -> bool:
         """Whether Celery's worker calls it, for a message by name. A run calls the body itself.

@@ -1,5 +1,6 @@
 """What is measured, by name."""
 
+from benchmarks.figures.aio import Aio
 from benchmarks.figures.bulk import Bulk
 from benchmarks.figures.disk import Disk
 from benchmarks.figures.drain import Drain
@@ -33,6 +34,7 @@ FIGURES: dict[str, Figure] = {
         Held(),
         Limits(),
         Many(),
+        Aio(),
         Idle(),
         Disk(),
         Steps(),

@@ -19,12 +19,16 @@ class Jobs(Peer):
 
     #: Whether its events go over the broker.
     is_service: bool = False
+    #: How many async bodies a process runs at once; 0: as many as it does.
+    at_once: int = 0
 
     def settings(self) -> dict[str, Any]:
         from jobs.conf import celery_settings
 
         url = broker_url(self.broker) if self.broker else "jobs://"
         found = {"INSTALLED_APPS": ["jobs", "jobs.events"], **celery_settings(url, prefix="CELERY_")}
+        if self.at_once:
+            found["JOBS"] = {"ASYNC_CONCURRENCY": self.at_once}
         if self.is_service:
             found["INSTALLED_APPS"] += ["jobs.contrib.event_broker"]
             found["JOBS"] = {"SERVICE": os.environ.get("BENCH_SERVICE", "here"), "EVENT_BROKER": url}
@@ -79,6 +83,7 @@ PEERS = (
     Jobs(name="jobs-rabbitmq", broker="rabbitmq"),
     Jobs(name="jobs-services", broker="rabbitmq", is_service=True, about="two services, each with its own database"),
     Jobs(name="jobs-alone", about="without a broker"),
+    Jobs(name="jobs-async", broker="redis", at_once=1000, about="1,000 async bodies at once in each process"),
     Jobs(name="jobs-full", broker="redis", about="a table full of finished jobs, and of others that wait"),
     Jobs(name="jobs-sqlite", database="sqlite", about="without a broker", drained=5_000),
 )

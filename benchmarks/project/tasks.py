@@ -45,3 +45,6 @@ if settings.PEER.has_workflows:
 if "jobs" in settings.INSTALLED_APPS:
     import benchmarks.project.events
     import benchmarks.project.waits  # noqa: F401
+    from benchmarks.project import waiting
+
+    TASKS |= {"waits": waiting.waits, "anoop": waiting.anoop}

@@ -50,6 +50,9 @@ class Settings:
 
     #: How many jobs a process claims in one statement, at the most. It claims as many as it expects to run in 50 ms.
     CLAIM_BATCH: int = 100
+    #: How many ``async def`` bodies a process runs at once, beside a plain one. None of them holds a connection while
+    #: it awaits.
+    ASYNC_CONCURRENCY: int = 100
     #: How often a worker looks for what has come due (countdown, eta, retries), and for jobs that no NOTIFY told of.
     #: No job waits longer than this for a worker that is free.
     POLL_INTERVAL: float = 1.0

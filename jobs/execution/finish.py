@@ -113,14 +113,14 @@ def _meant(run: Run, exc: BaseException, error: dict[str, Any]) -> Outcome:
         case Reject(requeue=True):
             return Outcome("handed_back", "handed back", partial(transitions.hand_back, job, 1.0), ignored)
         case Ignore():
-            cancelled = error | {"type": "Cancelled"}
+            cancelled = error | {"type": getattr(exc, "kind", "Cancelled")}
             is_ended = lambda: transitions.heed(job) or transitions.cancel_running(job, cancelled)  # noqa: E731
             return Outcome("cancelled", "cancelled by its body", is_ended, exc)
     if (pause := backoff.pause(run, exc)) is not None:
         write = partial(transitions.retry, job, transitions.now_plus(pause), error, {})
         text, more = f"will be retried in {pause:.0f} s: {said}", {"retries": job.retries + 1}
         return Outcome("retried", text, write, Retry(exc=exc, when=round(pause)), more=more)
-    if run.task.atomic and databases.is_full(exc):
+    if run.is_atomic and databases.is_full(exc):
         # Somebody will make room: not the body's failure, also when its retries are used up.
         return _snoozed(job, error)
     # Also a Retry that was raised by hand, without retry(): Celery would not send it again either.

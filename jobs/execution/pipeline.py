@@ -2,6 +2,9 @@
 
 The job was claimed before (``jobs.worker.runner``). A ``Run`` is handed from step to step. A step that ends the run
 raises, or returns, what Celery is told (``jobs.execution.tracer``).
+
+The steps are generators. Those of a plain body never yield. A body that is a coroutine (``Task.is_async``) is awaited
+by whoever runs them, where they yield: no thread waits for it, and no transaction is open.
 """
 
 from __future__ import annotations
@@ -11,9 +14,9 @@ import logging
 import random
 import sys
 import time
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
@@ -27,6 +30,7 @@ from jobs.conf.logs import log
 from jobs.conf.syncpoints import reach
 from jobs.errors import LostLease, Replaced
 from jobs.execution import finish, tracer
+from jobs.execution.commit import Commit
 from jobs.idempotency import markers
 from jobs.idempotency.keys import fingerprint
 from jobs.idempotency.locks import lock, wake_left
@@ -44,18 +48,44 @@ RERUNS = (0.02, 0.1, 0.5, 2.0)
 #: Seconds until a job is tried again that only a later release can run.
 NEWER_PAUSE = 5.0
 
+#: The steps of a run. It yields None where its coroutine is to be awaited, and then how many seconds to wait.
+Steps = Generator[float | None, None, Any]
+
 
 def run(run: Run) -> None:
     """Run a claimed job, whose request was made: ``run.state`` and ``run.told`` say what came of it."""
+    if run.task.is_async:
+        for run_here in extensions.through("run_here"):
+            run_here(run)
+    else:
+        _whole(steps(run))
+
+
+def _whole(steps: Steps) -> Any:
+    """What steps return that never yield."""
+    try:
+        next(steps)
+    except StopIteration as end:
+        return end.value
+    raise RuntimeError("the run of a plain body yielded")
+
+
+def _in_one(call: Callable[[], Any]) -> Steps:
+    yield from ()
+    return call()
+
+
+def steps(run: Run) -> Steps:
+    """The same in steps. Whoever awaits the coroutine says in ``run.body`` and ``run.is_atomic`` what came of it."""
     request = run.request
     request.jobs_run = run
     try:
-        if sentry.MODULE in sys.modules:
-            call = sentry.around("_wrap_task_call", run.task, partial(_call, run))
-            traced = sentry.around("_wrap_tracer", run.task, lambda *given: tracer.trace(run, call))
+        if sentry.MODULE in sys.modules and not run.task.is_async:
+            call = sentry.around("_wrap_task_call", run.task, lambda: _whole(_call(run)))
+            traced = sentry.around("_wrap_tracer", run.task, lambda *given: _whole(tracer.trace(run, _in_one(call))))
             traced(request.id, request.args, request.kwargs, request)
         else:
-            tracer.trace(run, partial(_call, run))
+            yield from tracer.trace(run, _call(run))
         if run.state is None:
             # Else the job would be given back again and again.
             finish.finish(run, RuntimeError("what is wrapped around a run did not call it"), lost=True)
@@ -66,7 +96,7 @@ def run(run: Run) -> None:
         tracer.tell_broken(run, exc)
 
 
-def _call(run: Run) -> Any:
+def _call(run: Run) -> Steps:
     """From the begin to the end; what it returns or raises is what Celery is told."""
     job, request = run.job, run.request
     try:
@@ -85,7 +115,7 @@ def _call(run: Run) -> Any:
             # Whoever asks in the body is told of this run.
             before = current.set(run)
             try:
-                return _holding_lock(run) if "lock" in run.task.key_templates else _perform(run)
+                return (yield from _holding_lock(run) if "lock" in run.task.key_templates else _perform(run))
             finally:
                 current.reset(before)
     except Exception as exc:
@@ -130,7 +160,7 @@ def receive(task: Any, context: Any, args: Any, kwargs: Any) -> Any:
     return (task.own_call or task.run)(*args, **kwargs)
 
 
-def _holding_lock(run: Run) -> Any:
+def _holding_lock(run: Run) -> Steps:
     """Hold the task's lock until the run is finished: the next holder sees what it committed."""
     with ExitStack() as held:
         try:
@@ -138,7 +168,7 @@ def _holding_lock(run: Run) -> Any:
             run.lock_token = held.enter_context(lock(key, ttl=run.task.lock_ttl))
         except BaseException as exc:
             return finish.finish(run, exc, lost=isinstance(exc, Error))
-        return _perform(run)
+        return (yield from _perform(run))
 
 
 # What came of an attempt. All but the first are rolled back.
@@ -173,24 +203,34 @@ class Raised:
     exc: BaseException
 
 
-def _perform(run: Run) -> Any:
+def _perform(run: Run) -> Steps:
     """Run the body, finish, and tell Celery; and run it again if its transaction met another one's.
 
     A conflict is neither the body's failure nor a retry of the task: the run goes on under the same claim as long as it
     owns the job.
     """
     pauses = iter(RERUNS)
+    if run.task.is_async:
+        if run.job.marker_key is not None and markers.is_left(run.job):
+            # The attempt finds out whose it is.
+            run.is_atomic = True
+        else:
+            yield None
     while True:
         # A handler, or an attempt that was rolled back, may have changed what the call gave. A retry is made of it.
         run.request.update(request.given(run.job))
-        match _attempt(run):
+        match _raised(run) if run.body is not None and not run.is_atomic else _attempt(run):
             case Committed(source, struck):
                 return _tell(run, source, struck)
             case Conflict(exc) if (pause := next(pauses, None)) is not None:
                 log(logging.INFO, run.job, f"runs again: {exc}", "conflict")
                 # What the body held goes before it begins again.
                 del exc
-                time.sleep(random.uniform(0, pause))
+                pause = random.uniform(0, pause)
+                if run.task.is_async:
+                    yield pause
+                else:
+                    time.sleep(pause)
                 run.planned.clear()
                 finish.write(run, lambda: transitions.owns(run.job))
             # Celery's autoretry may have made a retry of a conflict: then it comes again in its time.
@@ -198,6 +238,18 @@ def _perform(run: Run) -> Any:
                 return finish.finish(run, exc)
             case Conflict(exc) | Lost(exc):
                 return finish.finish(run, exc, lost=True)
+
+
+def _raised(run: Run) -> Conflict | Lost | Raised:
+    """A coroutine has raised: there is nothing to commit. Celery's autoretry may make something else of it."""
+    assert run.body is not None
+    try:
+        run.body()
+    except LostLease as exc:
+        return Raised(exc)
+    except BaseException as exc:
+        return _came_of(run, exc, "body", _is_lost(run, exc), None)  # type: ignore[return-value]
+    raise AssertionError("it did not raise")
 
 
 def _attempt(run: Run) -> Committed | Conflict | Lost | Raised:
@@ -210,7 +262,7 @@ def _attempt(run: Run) -> Committed | Conflict | Lost | Raised:
         args, kwargs = decoded(job.args), decoded(job.kwargs)
         at = store.of(using)
         # Where there is one writer the worker's processes take turns.
-        with at.write_mutex() if task.atomic else _NOTHING, transaction.atomic(using) if task.atomic else _NOTHING:
+        with at.write_mutex() if run.is_atomic else _NOTHING, transaction.atomic(using) if run.is_atomic else _NOTHING:
             try:
                 reached = "body"
                 at.prepare_body()
@@ -219,10 +271,13 @@ def _attempt(run: Run) -> Committed | Conflict | Lost | Raised:
                 if source is not None:
                     run.result = decoded(source.result)
                 else:
-                    run.began = time.monotonic()
+                    if run.body is None:
+                        run.began = time.monotonic()
                     try:
                         run.slot.enter(BODY)
-                        run.result = (task.own_call or task.run)(*args, **kwargs)
+                        run.result = (run.body or task.own_call or task.run)(*args, **kwargs)
+                        if isinstance(run.result, Commit):
+                            run.result = run.result.within(run.is_atomic)
                     except Replaced as exc:
                         run.replacement = exc.signature
                     finally:
@@ -233,13 +288,13 @@ def _attempt(run: Run) -> Committed | Conflict | Lost | Raised:
                     # retry(throw=False) and a normal return.
                     raise Retry(exc=None, when=None)
                 _look_after(run)
-                if not task.atomic:
+                if not run.is_atomic:
                     # The body's work is committed: what the database refuses from now on is not its failure.
                     reached = "commit"
                 stored = None if run.result is None else finish.storable(run, run.result)
                 written = [write for look in extensions.through("completing") if (write := look(run)) is not None]
                 # With atomic=False the completion and what follows have a transaction of their own.
-                needs_own = not task.atomic and (written or databases.in_test(using))
+                needs_own = not run.is_atomic and (written or databases.in_test(using))
                 with transaction.atomic(using) if needs_own else _NOTHING:
                     for write in written:
                         write()
@@ -266,7 +321,7 @@ def _is_lost(run: Run, exc: BaseException) -> bool:
 
 
 def _is_closed(run: Run) -> bool:
-    return bool(run.task.atomic and connections[run.using].closed_in_transaction)
+    return bool(run.is_atomic and connections[run.using].closed_in_transaction)
 
 
 def _roll_back(run: Run, exc: BaseException) -> None:
@@ -291,7 +346,7 @@ def _came_of(
     exc = finish.shutdown_behind(exc) or (_what_struck(exc) if is_sent else exc)
     if is_sent and finish.is_committed(run):
         return Committed(source, exc)
-    if run.task.atomic and _is_conflict(_what_struck(exc)):
+    if run.is_atomic and _is_conflict(_what_struck(exc)):
         return Conflict(exc)
     # The database refused, before the body or at its commit.
     is_refused = isinstance(exc, Error) and (reached == "begin" or (is_sent and finish.is_passing(exc)))
@@ -337,7 +392,8 @@ def _check_returned(result: Any) -> None:
     if inspect.iscoroutine(result):
         # Else Python warns that nobody awaited it.
         result.close()
-    if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
+    is_generator = inspect.isgenerator(result) or inspect.isasyncgen(result)
+    if inspect.isawaitable(result) or is_generator or isinstance(result, Commit):
         raise TypeError(
             f"the body returned {safe_repr(result)}, which nobody awaits or iterates over: what is in it never ran; "
             "call it with async_to_sync (asgiref.sync), or make a list of it"
@@ -346,7 +402,7 @@ def _check_returned(result: Any) -> None:
 
 def _look_after(run: Run) -> None:
     """See that the connection that a body leaves behind can carry its completion; if not, its work is lost."""
-    if run.task.atomic:
+    if run.is_atomic:
         if databases.is_interrupted(run.using):
             raise ProgrammingError(
                 "the body returned although a query of it was interrupted: its transaction cannot commit; let the "

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Generator
 from typing import Any
 
 from billiard.einfo import ExceptionInfo
@@ -30,18 +30,18 @@ from jobs.lifecycle.run import Run
 celery_logger = logging.getLogger("celery.app.trace")
 
 
-def trace(run: Run, call: Callable[[], Any]) -> None:
+def trace(run: Run, call: Generator[float | None, None, Any]) -> Generator[float | None, None, None]:
     """The run, and what Celery is told of it. While it lasts the task is Celery's current one, and has this request.
 
     Parameters:
-        call: returns the result, or raises what else came of it.
+        call: the steps in which it runs; they return the result, or raise what else came of it.
     """
     task, request = run.task, run.request
     push_current_task(task)
     task.request_stack.push(request)
     try:
         try:
-            run.result = call()
+            run.result = yield from call
         except Exception as exc:
             tell(run, exc)
         else:

@@ -97,6 +97,9 @@ def _hold(key: str, ttl: float, wait: float) -> Iterator[int]:
     owner = os.getpid()
     with closing(store_of(key, ttl, current_job())) as store:
         token = _acquire(store, wait)
+        if (run := current_run()) is not None and run.task.is_async:
+            # There may be a thousand bodies beside it, none of which keeps a connection.
+            store.close()
         is_over = threading.Event()
         # A thread of the process that holds the lock: nothing of it has to survive a fork.
         renewal = threading.Thread(target=_renew, args=(store, is_over), name="jobs-lock", daemon=True)

@@ -87,6 +87,12 @@ def earlier(job: Job, fingerprint: str) -> Job | None:
     return None
 
 
+def is_left(job: Job) -> bool:
+    """Whether the marker of a run is there already, and committed. It waits for nobody."""
+    rows = Marker.objects.using(job._state.db).filter(key=job.marker_key, kind=Marker.Kind.TASK)
+    return rows.exclude(expires_at__lte=Now()).exists()
+
+
 def take(key: str, kind: str, using: str, job: Any, fingerprint: str = "") -> bool:
     """Leave a marker in the current transaction; False: there is one.
 

@@ -12,8 +12,10 @@ import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from django.db.models.functions import Now
+
 from jobs import extensions, store
-from jobs.models import Job
+from jobs.models import Job, State
 from jobs.models.columns import POSITION
 from jobs.store.base import Claim
 
@@ -26,6 +28,11 @@ SLOW_LOOK, RARELY = 0.02, 50
 
 #: A claimed row: the job, its lease and its token.
 Claimed = tuple[uuid.UUID, int, int]
+
+
+def renewed(token: int) -> int:
+    """The token of a row that was renewed: that of its claim, negated, by which :func:`begun` knows the row."""
+    return -abs(token)
 
 
 def size_of(limit: float) -> int:
@@ -45,6 +52,8 @@ class Claimer:
         #: For each database and queue: the place of the row that was claimed last, and when to look from the start.
         self._after: dict[tuple[str, str], tuple[Any, ...]] = {}
         self._look_at: dict[tuple[str, str], float] = {}
+        #: And until when it is left alone, because there was much to step over and nothing to claim.
+        self._rest_until: dict[tuple[str, str], float] = {}
 
     def claim(
         self,
@@ -54,16 +63,17 @@ class Claimer:
         limit: int,
         token: int | None = None,
         without: Sequence[str] = (),
+        only: Sequence[str] = (),
     ) -> list[Job]:
         """Move up to ``limit`` jobs of the queue to ``running``, with one fresh token and the next lease each.
 
-        Jobs of the tasks ``without`` which it claims stay where they are.
+        Jobs of the tasks ``without`` which it claims stay where they are; or those of all others than ``only`` these.
 
         A node that was declared dead claims nothing. An expired row is not claimed, and no row of a paused queue.
         The answer is in the order of the queue; it is empty if others are about to have what there is.
         """
         size, token = size_of(limit), token or new_token()
-        at, claim = store.of(using), Claim(queue, node, size, token, without)
+        at, claim = store.of(using), Claim(queue, node, size, token, without, only=only)
         if not at.claims_after:
             return at.claim(claim)
         place = (using, queue)
@@ -71,11 +81,14 @@ class Claimer:
         rows: list[Job] = []
         if after is not None and time.monotonic() < self._look_at.get(place, 0.0):
             rows = at.claim(claim._replace(after=after))
-        if not rows:
+        if not rows and time.monotonic() >= self._rest_until.get(place, 0.0):
             began = time.monotonic()
             rows = at.claim(claim)
             took = time.monotonic() - began
             self._look_at[place] = time.monotonic() + (RARELY * took if took > SLOW_LOOK else LOOK)
+            if only and not rows and took > SLOW_LOOK:
+                # It stepped over many jobs of other tasks.
+                self._rest_until[place] = self._look_at[place]
         if rows:
             self._after[place] = POSITION(rows[-1])
         return rows
@@ -102,12 +115,24 @@ def renew(job: Job) -> bool:
     """Give a claimed row a token of its own, and its claim a synchronous commit; False: it was given back meanwhile.
 
     Race: the supervisor gives back what waits behind a long body, by the token of the claim. One finds the row changed.
-    The new token is the claim's, negated: so :func:`begun` knows the row.
     """
-    token = -abs(job.token or 0)
+    token = renewed(job.token or 0)
     if done := store.of(str(job._state.db)).renew(job, token):
         job.token = token
     return done
+
+
+def renew_all(jobs: Sequence[Job]) -> list[Job]:
+    """The same for all rows of a claim, whose bodies begin at once; returns those that are still its own."""
+    using, before = str(jobs[0]._state.db), jobs[0].token or 0
+    after, keys = renewed(before), [job.pk for job in jobs]
+    rows = Job.objects.using(using).filter(pk__in=keys, state=State.RUNNING)
+    with store.of(using).write_mutex():
+        done = rows.filter(token=before).update(token=after, started_at=Now())
+    left = set(keys) if done == len(keys) else set(rows.filter(token=after).values_list("pk", flat=True))
+    for job in jobs:
+        job.token = after
+    return [job for job in jobs if job.pk in left]
 
 
 def begun(runs: Sequence[Claimed]) -> list[Claimed]:

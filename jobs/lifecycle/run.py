@@ -57,6 +57,12 @@ class Run:
     retries_itself: bool = False
     #: Celery's ``Task.retry()`` is about to call ``apply_async`` for it.
     is_retrying: bool = False
+    #: Of a coroutine that is over: returns, or raises, what came of it.
+    body: Callable[..., Any] | None = None
+    #: Whether the calling code is part of the transaction that completes the job. A coroutine is not.
+    is_atomic: bool = True
+    #: Makes a call that may block, where its body may not.
+    aside: Callable[[Callable[[], Any]], Any] = lambda call: call()
     #: What the body returned.
     result: Any = None
     #: The signature that takes its place (``Task.replace()``).
@@ -76,6 +82,9 @@ class Run:
     entered: float = field(default_factory=time.monotonic)
     began: float = field(default_factory=time.monotonic)
 
+    def __post_init__(self) -> None:
+        self.is_atomic = self.task.atomic and not self.task.is_async
+
     def report(self, level: int, text: str, action: str, **more: Any) -> None:
         """Say what became of the run, in the log and by a signal."""
         runtime = round(time.monotonic() - self.began, 6)
@@ -93,7 +102,7 @@ def save_cursor(job: Job, value: Any) -> None:
     """See ``Job.save_cursor``. The fence is that of every finish: a zombie finds no row."""
     kept = jsonable(value, "the cursor")
     run = current_run()
-    if run is not None and run.job is job and run.task.atomic:
+    if run is not None and run.job is job and run.is_atomic:
         raise TypeError(
             f"{job.task} has one transaction, which is committed at its end: to save a cursor on the way declare the "
             "task with atomic=False, and give each part of its work a transaction (with transaction.atomic(): ...)"

@@ -106,6 +106,8 @@ class Wakeup:
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._reader, False)
         os.set_blocking(self._writer, False)
+        #: Those who wait beside the ones that this one wakes.
+        self.others: list[Wakeup] = []
 
     def fileno(self) -> int:
         """To wait for, by ``select`` or ``poll``."""
@@ -115,11 +117,14 @@ class Wakeup:
         # The pipe is full: enough unread bytes to wake everybody.
         with suppress(BlockingIOError):
             os.write(self._writer, b".")
+        for other in self.others:
+            other.send()
 
-    def take(self) -> None:
-        """Take one wake-up, if nobody was faster."""
+    def take(self, most: int = 1) -> bool:
+        """Take one wake-up, or up to so many; False: somebody was faster."""
         with suppress(BlockingIOError):
-            os.read(self._reader, 1)
+            return bool(os.read(self._reader, most))
+        return False
 
     def wait(self, timeout: float) -> bool:
         """Wait for a wake-up and take it; False: none came within ``timeout`` seconds."""

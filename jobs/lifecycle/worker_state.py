@@ -15,7 +15,7 @@ import struct
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -30,21 +30,35 @@ _PIDS = _LIMITS_AT + 16 + _DOCUMENT
 #: How often a document is read again that somebody writes at the moment, a millisecond apart.
 _READS = 50
 
-#: Phase, lease, token of the row, token of its claim, began, soft limit, hard limit, job; then what people read, and
-#: what the body says of itself.
+#: Phase, lease, token of the row, token of its claim, began, soft limit, hard limit, job; then what people read, what
+#: the body says of itself, and the wish that it should end: of which job and lease, and which one.
 _SLOT = struct.Struct("<qqqqddd16s")
 _TEXT = struct.Struct("1000s")
+_WISH = struct.Struct("<16sqq")
 _SAID_AT, _SAID_MOST = _SLOT.size + _TEXT.size, 2000
-_SIZE = _SAID_AT + 16 + _SAID_MOST
+_WISH_AT = _SAID_AT + 16 + _SAID_MOST
+_SIZE = _WISH_AT + _WISH.size
 
-#: A process waits; it claims, or is between two jobs; it has a job; it is in the body.
-IDLE, BUSY, NAMED, BODY = range(4)
+#: A process waits; it claims, or is between two jobs; it has a job; it is in the body; the body, one of several of the
+#: process, waits for something.
+IDLE, BUSY, NAMED, BODY, AWAITS = range(5)
 
 #: More processes and threads than one worker has. A slot is found by looking from a place of the process on.
 MAX_PROCESSES = 1024
 
-_STARTS = _PIDS + 8 * MAX_PROCESSES
-_HEADER = _STARTS + 8 * MAX_PROCESSES
+#: Behind them are the slots of bodies of which one process has several. It takes a block of them.
+MAX_SHARED = 8192
+_MAX = MAX_PROCESSES + MAX_SHARED
+
+_STARTS = _PIDS + 8 * _MAX
+_HEADER = _STARTS + 8 * _MAX
+
+#: Seconds after which nobody else can have taken the same block at the same moment.
+_SETTLED = 0.01
+
+#: Why one body of several should end. What an unknown number says is no wish.
+CANCELLED, REVOKED, KILLED = "Cancelled", "Revoked", "Killed"
+WISHES = {1: CANCELLED, 2: REVOKED, 3: KILLED}
 
 #: Seconds of a batch's first job after which the others are given back, and of a claim after which it is renewed.
 LONG, OLD = 2.0, 1.0
@@ -78,6 +92,11 @@ class Occupied:
         if not self.is_dead:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the process has bodies beside this one."""
+        return self.index >= MAX_PROCESSES
 
     @property
     def has_job(self) -> bool:
@@ -145,6 +164,8 @@ class WorkerState:
     wants_events = _shared("?", 41)
     #: Whether the worker was told to claim nothing more, and to finish what it runs.
     is_quiet = _shared("?", 42)
+    #: Whether a process has taken a block of slots.
+    has_blocks = _shared("?", 44)
     #: Whether jobs are held back somewhere.
     holds = _shared("?", 43)
     #: How many claims of this node found something, roughly.
@@ -159,7 +180,7 @@ class WorkerState:
     ending_for = property(lambda worker_state: _since(worker_state._end_at))
 
     def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, _HEADER + MAX_PROCESSES * _SIZE)
+        self._memory = mmap.mmap(-1, _HEADER + _MAX * _SIZE)
         self._pids = memoryview(self._memory)[_PIDS:_STARTS].cast("q")
         self._starts = memoryview(self._memory)[_STARTS:_HEADER].cast("q")
         self._lock = threading.Lock()
@@ -236,14 +257,44 @@ class WorkerState:
                 index = (61 * os.getpid() + step) % MAX_PROCESSES
                 if self._pids[index] == 0:
                     slot = ProcessState(self, index)
-                    slot.rest(IDLE)
-                    # First, because the pid is what makes the slot a process's.
-                    self._starts[index] = start_of(os.getpid())
-                    self._pids[index] = os.getpid()
+                    slot.occupy()
                     return slot
         raise RuntimeError(
             f"more than {MAX_PROCESSES} processes and threads run jobs in this worker: start a second worker"
         )
+
+    def take_block(self, count: int) -> list[ProcessState]:
+        """So many slots for the bodies of this process, none of which is occupied, and one before them, which is.
+
+        Race: two processes find the same block free. The one that wrote last has it, and the other looks further.
+        """
+        self.has_blocks = True
+        size, mine = count + 1, os.getpid()
+        blocks = max(1, MAX_SHARED // size)
+        for step in range(blocks):
+            first = MAX_PROCESSES + (mine + step) % blocks * size
+            if size > MAX_SHARED or any(self._pids[first : first + size].tolist()):
+                # A dead process keeps those of its bodies until they were finished.
+                continue
+            self._starts[first], self._pids[first] = start_of(mine), mine
+            time.sleep(_SETTLED)
+            if self._pids[first] == mine:
+                slots = [ProcessState(self, first + n) for n in range(size)]
+                slots[0].occupy()
+                return slots
+        raise RuntimeError(
+            f"more than {MAX_SHARED} async bodies at once in this worker: start a second worker, or lower "
+            "JOBS['ASYNC_CONCURRENCY']"
+        )
+
+    def wish(self, slot: Occupied, kind: str) -> None:
+        """Ask the process to end this body, and no other.
+
+        Race: the slot may have another body by now. The wish names its job and lease.
+        """
+        number = next(number for number, each in WISHES.items() if each == kind)
+        values = (slot.job.bytes, slot.lease, number)
+        _WISH.pack_into(self._memory, _HEADER + slot.index * _SIZE + _WISH_AT, *values)
 
     def read(self, index: int) -> Occupied:
         values: list[Any] = list(_SLOT.unpack_from(self._memory, _HEADER + index * _SIZE))
@@ -252,14 +303,19 @@ class WorkerState:
 
     def occupied(self) -> list[Occupied]:
         """The slots of all processes, also of those that wait."""
-        return [self.read(index) for index, pid in enumerate(self._pids.tolist()) if pid]
+        pids = self._pids if self.has_blocks else self._pids[:MAX_PROCESSES]
+        return [self.read(index) for index, pid in enumerate(pids.tolist()) if pid]
 
     def at_work(self) -> list[Occupied]:
         """The slots of those that have jobs, or claim."""
         return [slot for slot in self.occupied() if slot.phase != IDLE]
 
+    def has_work(self, pid: int) -> bool:
+        """Whether the process has jobs, of whatever kind."""
+        return self.is_busy(pid) or (self.has_blocks and any(slot.pid == pid for slot in self.at_work()))
+
     def is_busy(self, pid: int) -> bool:
-        """Whether the process has jobs."""
+        """Whether the process has jobs that keep it from others."""
         for step in range(16):
             index = (61 * pid + step) % MAX_PROCESSES
             if self._pids[index] == pid:
@@ -310,7 +366,14 @@ class ProcessState:
         self._offset = _HEADER + index * _SIZE
         self.phase = IDLE
         #: On the monotonic clock; 0: no limit.
-        self.soft_at = 0.0
+        self.began = self.soft_at = self.hard_at = 0.0
+
+    def occupy(self) -> None:
+        """The slot is this process's from now on."""
+        self.rest(IDLE)
+        # First, because the pid is what makes the slot a process's.
+        self._worker_state._starts[self._index] = start_of(os.getpid())
+        self._pids[self._index] = os.getpid()
 
     def rest(self, phase: int, batch: int = 0) -> None:
         """The process has no job: it waits, or claims, or is between two."""
@@ -323,10 +386,9 @@ class ProcessState:
         """The process is about to run the job. Limits are in seconds from now."""
         now = time.monotonic()
         self.phase = NAMED
-        self.soft_at = now + soft if soft else 0.0
-        hard_at = now + hard if hard else 0.0
+        self.began, self.soft_at, self.hard_at = now, now + soft if soft else 0.0, now + hard if hard else 0.0
         _TEXT.pack_into(self._memory, self._offset + _SLOT.size, text)
-        values = (NAMED, lease, token, batch, now, self.soft_at, hard_at, job.bytes)
+        values = (NAMED, lease, token, batch, now, self.soft_at, self.hard_at, job.bytes)
         _SLOT.pack_into(self._memory, self._offset, *values)
 
     def retoken(self, token: int) -> None:
@@ -338,6 +400,11 @@ class ProcessState:
         is_heard = self._worker_state.silence > 0 and len(text) <= _SAID_MOST
         self._worker_state._said(self._index).write(text if is_heard else b"")
         return is_heard
+
+    def wished(self, job: uuid.UUID, lease: int) -> str | None:
+        """Why the job, under this lease, should end; None: nobody wishes that."""
+        key, of_lease, number = _WISH.unpack_from(self._memory, self._offset + _WISH_AT)
+        return WISHES.get(number) if (key, of_lease) == (job.bytes, lease) else None
 
     def enter(self, phase: int) -> None:
         """The process enters its job's body (``BODY``), where a soft time limit strikes, or leaves it (``NAMED``)."""
@@ -351,6 +418,13 @@ class ProcessState:
 
 worker_state = WorkerState()
 os.register_at_fork(after_in_child=lambda: setattr(worker_state, "_lock", threading.Lock()))
+
+
+def dead(slots: Iterable[Occupied]) -> list[Occupied]:
+    """Those whose process is dead. It looks once at each process, however many slots that has."""
+    found = list(slots)
+    gone = {process for process in {(slot.pid, slot.start) for slot in found} if not is_alive(*process)}
+    return [slot for slot in found if (slot.pid, slot.start) in gone] if gone else []
 
 
 def start_of(pid: int) -> int:

@@ -17,7 +17,7 @@ from jobs.lifecycle import claims, transitions
 from jobs.lifecycle.claims import Claimed
 from jobs.lifecycle.run import report
 from jobs.lifecycle.wakeups import wakeup
-from jobs.lifecycle.worker_state import BODY, Occupied, is_alive, start_of, worker_state
+from jobs.lifecycle.worker_state import BODY, Occupied, dead, is_alive, start_of, worker_state
 from jobs.maintenance import Seldom
 from jobs.maintenance.zombies import end_backends
 from jobs.models import Job, Node, State
@@ -165,6 +165,9 @@ def _lose_all(runs: list[Claimed], using: str, lose: Callable[[Job], bool]) -> i
 
 _HAND_BACK = partial(transitions.hand_back, delay=0)
 
+#: Why a run ended whose process was ended for the sake of another one.
+BESIDE = "Beside"
+
 
 def _finish_all(runs: list[Claimed], using: str, action: str, transition: Callable[[Job], bool]) -> int:
     # Race: another node may give the same jobs back, and a third one may run them by now.
@@ -238,7 +241,14 @@ class OwnJobs:
 
     def expect_end(self, slot: Occupied, kind: str, text: str) -> None:
         """This node ends the run's process: ``TimeLimitExceeded``, ``Revoked`` or ``Killed``."""
-        self._ended[slot.job, slot.lease] = (kind, text)
+        # Race: several bodies of one process come to their ends together. The first reason of each counts.
+        if self._ended.get((slot.job, slot.lease), (BESIDE,))[0] == BESIDE:
+            self._ended[slot.job, slot.lease] = (kind, text)
+        for other in worker_state.occupied():
+            # The one that keeps the process from answering is no innocent.
+            is_culprit = slot.is_shared and other.is_shared and other.phase == BODY
+            if other.pid == slot.pid and other.has_job and other.index != slot.index and not is_culprit:
+                self._ended.setdefault((other.job, other.lease), (BESIDE, ""))
 
     def finish_dead(self) -> int:
         """Finish the jobs whose process died. It reads memory only, as long as none did."""
@@ -247,9 +257,8 @@ class OwnJobs:
         occupied = worker_state.occupied()
         for run in announced - {(slot.job, slot.lease) for slot in occupied}:
             self._ended.pop(run, None)
-        dead = [slot for slot in occupied if slot.is_dead]
-        self._finished = {slot: self._finished.get(slot, set()) for slot in dead}
-        done = databases.everywhere(self._finish_in) if dead else 0
+        self._finished = {slot: self._finished.get(slot, set()) for slot in dead(occupied)}
+        done = databases.everywhere(self._finish_in) if self._finished else 0
         for slot, aliases in list(self._finished.items()):
             if len(aliases) == len(conf().DATABASES):
                 worker_state.clear(slot)
@@ -284,6 +293,8 @@ class OwnJobs:
             return transitions.fail(job, _error(job, kind, text))
         if kind in ("Revoked", "Killed"):
             return transitions.cancel_running(job, _error(job, kind, text))
+        if kind == BESIDE:
+            return transitions.hand_back(job, 0)
         if worker_state.stopping_for is not None:
             # A worker that stops kills its processes: not the job's fault.
             return transitions.hand_back(job, 0)
@@ -325,7 +336,9 @@ class OwnJobs:
     def _hand_back_orphans_in(self, alias: str) -> int:
         # Race: first the rows, then the worker state. A row that a process claims meanwhile is not among them.
         rows = _runs(self._running(alias))
-        tokens = {token for slot in worker_state.occupied() if not slot.is_dead for token in (slot.token, slot.batch)}
+        slots = worker_state.occupied()
+        alive = set(slots).difference(dead(slots))
+        tokens = {token for slot in alive for token in (slot.token, slot.batch)}
         before = self._unseen.get(alias, {})
         self._unseen[alias] = unseen = {row: before.get(row, 0) + 1 for row in rows if row[2] not in tokens}
         late = [run for run, beats in unseen.items() if beats > 2]

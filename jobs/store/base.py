@@ -84,7 +84,8 @@ COMMITTED_WITHIN = 10.0
 class Claim(NamedTuple):
     """What is claimed: up to ``limit`` ready jobs of one queue, for a node, with a token.
 
-    Jobs of the tasks ``without`` stay where they are. ``after`` is a position in the queue: only what stands behind it.
+    Jobs of the tasks ``without`` stay where they are; so do, if there are tasks ``only``, those of all others.
+    ``after`` is a position in the queue: only what stands behind it.
     """
 
     queue: str
@@ -93,6 +94,7 @@ class Claim(NamedTuple):
     token: int
     without: Sequence[str] = ()
     after: tuple[Any, ...] = ()
+    only: Sequence[str] = ()
 
 
 class Since(NamedTuple):
@@ -238,6 +240,8 @@ class Store:
         Race: of several processes that look at the same row, one gets it, and none waits: locked rows are skipped.
         """
         first = self.ready(claim.queue, claim.node).exclude(task__in=claim.without)
+        if claim.only:
+            first = first.filter(task__in=claim.only)
         # Without any lock: most looks find nothing.
         if not first.values_list("pk")[:1]:
             return []

@@ -54,6 +54,9 @@ AFTER = f"AND {AT} > {HERE}"
 #: The tasks whose limits another claim heeds, or that only another worker knows.
 WITHOUT = "AND task <> ALL (%(without)s)"
 
+#: The tasks of those bodies that the process can take beside others.
+ONLY = "AND task = ANY (%(only)s)"
+
 #: The row of a run, by its key. The state is written so that the planner does not take the index of all that runs.
 OWNED = "state || '' = 'running'"
 
@@ -185,8 +188,8 @@ class PostgreSQL(base.Store):
     def claim(self, claim: Claim) -> list[Job]:
         session = self.session
         values = {"node": claim.node, "token": claim.token, "backend": session.backend, "without": list(claim.without)}
-        values |= dict(zip(ORDER, claim.after, strict=False))
-        sql = claim_sql(claim.queue, claim.limit, bool(claim.after), bool(claim.without))
+        values |= {"only": list(claim.only), **dict(zip(ORDER, claim.after, strict=False))}
+        sql = claim_sql(claim.queue, claim.limit, bool(claim.after), bool(claim.without), bool(claim.only))
         return self.claimed(session.fetch(sql, values))
 
     def renew(self, job: Job, token: int) -> bool:
@@ -258,9 +261,10 @@ class PostgreSQL(base.Store):
 
 
 @lru_cache(maxsize=1000)
-def claim_sql(queue: str, limit: int, is_after: bool, is_without: bool) -> str:
+def claim_sql(queue: str, limit: int, is_after: bool, is_without: bool, is_only: bool = False) -> str:
     """The queue and the limit stand in it as they are: so the planner takes the index, whatever it knows."""
-    words = {"after": AFTER if is_after else "", "without": WITHOUT if is_without else "", "order": BY_ORDER}
+    tasks = (WITHOUT if is_without else "") + (ONLY if is_only else "")
+    words = {"after": AFTER if is_after else "", "without": tasks, "order": BY_ORDER}
     words |= {"ready": READY.format(queue=literal(queue)), "columns": ", ".join(named(Part.CLAIM))}
     return CLAIM.format(limit=limit, **words)
 

@@ -25,7 +25,7 @@ _READY = f"""
 FROM jobs_job
 WHERE state = 'ready' AND held IS NULL AND queue = %s AND (expires_at IS NULL OR expires_at > {NOW})
   AND EXISTS (SELECT 1 FROM jobs_node WHERE id = %s AND dead_at IS NULL)
-  AND NOT EXISTS (SELECT 1 FROM jobs_pause WHERE queue = %s) AND task NOT IN ({{without}})
+  AND NOT EXISTS (SELECT 1 FROM jobs_pause WHERE queue = %s) AND task NOT IN ({{without}}) {{only}}
 """
 
 _CLAIM = f"""
@@ -55,13 +55,14 @@ class SQLite(base.Store):
     ignoring = ("INSERT OR IGNORE", "")
 
     def claim(self, claim: Claim) -> list[Job]:
-        names = ", ".join(["%s"] * len(claim.without))
+        words = {"without": ", ".join(["%s"] * len(claim.without))}
+        words["only"] = f"AND task IN ({', '.join(['%s'] * len(claim.only))})" if claim.only else ""
         with self.connection.cursor() as cursor:
-            ready = (claim.queue, claim.node.hex, claim.queue, *claim.without)
+            ready = (claim.queue, claim.node.hex, claim.queue, *claim.without, *claim.only)
             # Without the write lock: most looks find nothing.
-            if cursor.execute(f"SELECT 1 {_READY} LIMIT 1".format(without=names), ready).fetchone() is None:
+            if cursor.execute(f"SELECT 1 {_READY} LIMIT 1".format(**words), ready).fetchone() is None:
                 return []
-            sql = _CLAIM.format(without=names, columns=", ".join(named(Part.CLAIM)))
+            sql = _CLAIM.format(**words, columns=", ".join(named(Part.CLAIM)))
             rows = cursor.execute(sql, (claim.token, claim.node.hex, *ready, claim.limit)).fetchall()
         return self.claimed(rows)
 

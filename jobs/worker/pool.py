@@ -19,6 +19,7 @@ from jobs.conf.logs import logger
 from jobs.lifecycle.wakeups import Wakeup, wakeup
 from jobs.lifecycle.worker_state import IDLE, worker_state
 from jobs.store.write_mutex import Lock
+from jobs.worker import beside
 from jobs.worker.runner import Runner
 
 #: Milliseconds for which a process waits for the stock task for which it offered itself.
@@ -57,6 +58,8 @@ class _Claiming:
                 is_wanted = lambda: bool(poll.poll(0))  # noqa: E731
                 runner = Runner(app, hostname, is_wanted, worker.maxtasks or 0, worker.max_memory_per_child or 0)
                 runner.catch_soft_limits()
+                for each in beside.present:
+                    each.start(app, hostname)
             runner.in_stock = False
             _run_jobs(runner, poll, both, worker._shutdown)
             runner.in_stock = True
@@ -84,6 +87,7 @@ def _run_jobs(runner: Runner, poll: select.poll, both: select.poll, shutdown: An
     """Run jobs until there is something in the pool's pipe, or the worker stops."""
     while not poll.poll(0) and worker_state.stopping_for is None:
         if shutdown is not None and shutdown.is_set():
+            _wait_for_others()
             sys.exit(EX_OK)
         if worker_state.stock_waits:
             runner.slot.rest(IDLE)
@@ -95,6 +99,13 @@ def _run_jobs(runner: Runner, poll: select.poll, both: select.poll, shutdown: An
         for descriptor, _ in both.poll(runner.patience * 1000):
             if descriptor == wakeup.fileno():
                 wakeup.take()
+    if worker_state.stopping_for is not None:
+        _wait_for_others()
+
+
+def _wait_for_others() -> None:
+    for each in beside.present:
+        each.wait()
 
 
 class _Worker(_Claiming, asynpool.Worker):
@@ -145,7 +156,7 @@ class AsynPool(asynpool.AsynPool):
 
     def _worker_active(self, worker: Any) -> bool:
         """Whether ``pool_shrink`` must leave this process alone."""
-        return worker_state.is_busy(worker.pid) or bool(super()._worker_active(worker))
+        return worker_state.has_work(worker.pid) or bool(super()._worker_active(worker))
 
     def _create_write_handlers(self, hub: Any, *args: Any, **kwargs: Any) -> None:
         super()._create_write_handlers(hub, *args, **kwargs)
@@ -198,7 +209,7 @@ class BlockingPool(billiard.pool.Pool):
         self._outqueue._wlock = Lock()
 
     def _worker_active(self, worker: Any) -> bool:
-        return worker_state.is_busy(worker.pid) or bool(super()._worker_active(worker))
+        return worker_state.has_work(worker.pid) or bool(super()._worker_active(worker))
 
 
 class TaskPool(prefork.TaskPool):

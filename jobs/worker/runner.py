@@ -8,7 +8,7 @@ import sys
 import time
 import traceback
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -27,10 +27,10 @@ from jobs.execution import finish, pipeline
 from jobs.lifecycle import claims, transitions
 from jobs.lifecycle.run import Run
 from jobs.lifecycle.wakeups import notify, wakeup
-from jobs.lifecycle.worker_state import BODY, BUSY, IDLE, OLD, worker_state
+from jobs.lifecycle.worker_state import BODY, BUSY, IDLE, OLD, ProcessState, worker_state
 from jobs.models import Job
 from jobs.store import databases
-from jobs.worker import celery_events
+from jobs.worker import beside, celery_events
 
 #: Seconds that a claim is expected to take to run: nobody waits longer behind its first jobs. It is known by a task's
 #: moving mean, in which the last run has this weight.
@@ -57,12 +57,21 @@ class Runner:
         memory: end the process when it holds more kilobytes than that (``worker_max_memory_per_child``).
     """
 
+    #: The only tasks that it claims; empty: all but those which others have for themselves.
+    only: Sequence[str] = ()
+
     def __init__(
-        self, app: Any, hostname: str, is_wanted: Callable[[], bool] = lambda: False, most: int = 0, memory: int = 0
+        self,
+        app: Any,
+        hostname: str,
+        is_wanted: Callable[[], bool] = lambda: False,
+        most: int = 0,
+        memory: int = 0,
+        slot: ProcessState | None = None,
     ) -> None:
         self.app = app
         self.hostname = hostname
-        self.slot = worker_state.take()
+        self.slot = slot or worker_state.take()
         #: This process has a stock task.
         self.in_stock = False
         self._is_wanted = is_wanted
@@ -81,8 +90,8 @@ class Runner:
         #: For each database that cannot be reached, until when it is left alone.
         self._away: dict[str, float] = {}
 
-    def run_batch(self) -> bool:
-        """Claim and run; False: there is nothing to do, or it may not be done."""
+    def take(self) -> list[Job]:
+        """Claim; empty: there is nothing to do, or it may not be done."""
         # A node that could not beat for half of the time after which it is dead claims nothing: others may be about to
         # call it dead.
         if (
@@ -90,27 +99,33 @@ class Runner:
             or worker_state.is_quiet
             or worker_state.silence > conf().DEAD_AFTER / 2
         ):
-            return False
+            return []
         self.slot.rest(BUSY)
         if self._unfinished:
             self._finish_left()
         jobs = self._claim()
         if not jobs:
             self.slot.rest(IDLE)
-            self._next = 1
-            return False
+            return []
         worker_state.finds += 1
         if self._claimer.may_find_more(jobs, self._asked):
             # For one that sleeps.
             wakeup.send()
+        return jobs
+
+    def run_batch(self) -> bool:
+        """Claim and run; False: there is nothing to do, or it may not be done."""
+        if not (jobs := self.take()):
+            self._next = 1
+            self._recycle()
+            return False
         self._run_all(jobs)
         # As Django does after a request, and Celery's fixup after each task.
         with suppress(Exception):
             close_caches()
         self._claimer.note_left(jobs)
         self.slot.rest(IDLE)
-        if self._most or self._memory:
-            self._recycle()
+        self._recycle()
         return True
 
     def _claim(self) -> list[Job]:
@@ -119,6 +134,8 @@ class Runner:
         reach("before_claim")
         self._asked = claims.size_of(min(self._next, conf().CLAIM_BATCH))
         without = tuple(task for task, until in self._unknown.items() if time.monotonic() < until)
+        if not self.only:
+            without += tuple(task for each in beside.present for task in each.tasks)
         for step in range(len(places)):
             using, queue = places[(self._turn + step) % len(places)]
             if time.monotonic() < self._away.get(using, 0.0):
@@ -127,7 +144,7 @@ class Runner:
             token = claims.new_token()
             self.slot.rest(BUSY, token)
             try:
-                jobs = self._claimer.claim(using, queue, worker_state.node, self._asked, token, without)
+                jobs = self._claimer.claim(using, queue, worker_state.node, self._asked, token, without, self.only)
             except Error as exc:
                 self._note_away(using, exc)
                 continue
@@ -166,7 +183,7 @@ class Runner:
                     claimed_at = -math.inf
             used += mean or 0.0
             if (error := self._run(task, job, batch if waiting else 0, claimed_at).told) is not None:
-                _let_go(error)
+                let_go(error)
             self.slot.rest(BUSY, batch if waiting else 0)
             if not waiting:
                 return
@@ -238,7 +255,7 @@ class Runner:
         hard, soft = (own or default for own, default in zip(run.request.timelimit, default_limits, strict=True))
         if hard and soft and soft > hard:
             soft = None
-        self.slot.name(job.pk, job.lease, job.token or 0, batch, soft, hard, _describe(run))
+        run.slot.name(job.pk, job.lease, job.token or 0, batch, soft, hard, _describe(run))
 
     def _finish_unbegun(self, run: Run, exc: Exception) -> None:
         """A claimed row of which no request can be made."""
@@ -305,11 +322,16 @@ class Runner:
 
     def _recycle(self) -> None:
         """As Celery's pool does after a task: end the process that has done its share, or holds too much memory."""
-        if self._most and self._done >= self._most:
-            sys.exit(EX_RECYCLE)
-        if self._memory and (used := mem_rss()) > self._memory:
-            text = "a process holds %s kB, more than its %s, and is replaced"
-            logger.warning(text, used, self._memory, extra=worker_state.about("recycled"))
+        has_done = 0 < self._most <= self._done + sum(each.done for each in beside.present)
+        used = mem_rss() if self._memory and not has_done else 0
+        # What runs beside it comes to its end first.
+        if not has_done and used <= self._memory:
+            return
+        are_over = [each.retire() for each in beside.present]
+        if all(are_over):
+            if not has_done:
+                text = "a process holds %s kB, more than its %s, and is replaced"
+                logger.warning(text, used, self._memory, extra=worker_state.about("recycled"))
             sys.exit(EX_RECYCLE)
 
     def catch_soft_limits(self) -> None:
@@ -326,7 +348,7 @@ class Runner:
         signal.signal(signal.SIGUSR1, strike)
 
 
-def _let_go(error: BaseException) -> None:
+def let_go(error: BaseException) -> None:
     """Empty the frames of a run that raised: else what its body held would live until Python collects garbage.
 
     Race: a server-side cursor (``iterator()``) would be closed then, in a later job's transaction, and break it.

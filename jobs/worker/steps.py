@@ -15,13 +15,13 @@ from celery.worker import autoscale
 from celery.worker.state import maybe_shutdown
 from django.core.exceptions import ImproperlyConfigured
 
-from jobs import checks, store
+from jobs import checks, extensions, store
 from jobs.conf import conf, is_ours
 from jobs.conf.logs import logger
 from jobs.lifecycle.worker_state import worker_state
 from jobs.store import databases, write_mutex
 from jobs.store.identity import NotAdopted
-from jobs.worker import control, pool, runner
+from jobs.worker import beside, control, pool, runner
 from jobs.worker.broker import ConsumerStep
 from jobs.worker.stop import alarm
 from jobs.worker.watchdog import supervisor
@@ -54,6 +54,7 @@ class NodeStep(bootsteps.StartStopStep):
         # The memory that the processes share stays shared: their garbage collections do not write into it.
         gc.collect()
         gc.freeze()
+        beside.present[:] = [made for make in extensions.through("beside") if (made := make(parent.app)) is not None]
         queues = list(parent.app.amqp.queues.consume_from)
         about = {"hostname": parent.hostname, "pool": kind, "concurrency": parent.concurrency}
         supervisor.start(queues, tasks=tasks, **about)
@@ -79,6 +80,8 @@ class NodeStep(bootsteps.StartStopStep):
             parent.timer.call_repeatedly(SCALE, parent.autoscaler.maybe_scale)
         for thread in self.threads:
             thread.start()
+        for each in beside.present if self.threads else ():
+            each.start(parent.app, parent.hostname)
 
     def close(self, parent: Any) -> None:
         """However the worker was told to stop: by a signal, by remote control, by an error."""
@@ -90,6 +93,8 @@ class NodeStep(bootsteps.StartStopStep):
         for thread in self.threads:
             if thread.ident is not None:
                 thread.join()
+        for each in beside.present if self.threads else ():
+            each.wait()
 
     def terminate(self, parent: Any) -> None:
         """A cold stop does not wait for threads: their jobs are given back when the process has ended."""
@@ -109,7 +114,7 @@ class Autoscaler(autoscale.Autoscaler):
 
     @property
     def qty(self) -> int:
-        busy = len(worker_state.at_work())
+        busy = sum(not slot.is_shared for slot in worker_state.at_work())
         # All are busy: perhaps more work waits, and one more process will tell.
         return super().qty + busy + (busy >= self.processes)
 

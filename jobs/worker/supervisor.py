@@ -28,7 +28,7 @@ from jobs import __version__, checks, doors, extensions
 from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.lifecycle import transitions
-from jobs.lifecycle.worker_state import BODY, IDLE, Occupied, is_alive, worker_state
+from jobs.lifecycle.worker_state import BODY, IDLE, KILLED, REVOKED, Occupied, dead, is_alive, worker_state
 from jobs.maintenance import clock, rescue
 from jobs.maintenance.prune import Prune
 from jobs.models import Node
@@ -40,6 +40,9 @@ from jobs.worker import listener, stop
 #: Seconds between two looks at the pool's processes, at their deaths and at their time limits: while one is at work,
 #: and while none is.
 LOOK, IDLE_LOOK = 0.2, 0.5
+
+#: Seconds that one body of several has to end by itself, before its process is killed.
+GRACE = 3.0
 
 #: Seconds between two looks at what people told the node, and at what its bodies say of themselves.
 NOTES = 1.0
@@ -79,6 +82,8 @@ class Process:
         #: What to cancel, by id or by stamps, and the signal that ends its process; or what to call, and with what.
         self._revoked: SimpleQueue[tuple[str | dict[str, list[Any]] | list[str], int | None]] = SimpleQueue()
         self._is_prefork = node["pool"] == "prefork"
+        #: The bodies, of several of a process, that were asked to end: until when, and why.
+        self._asked: dict[tuple[int, uuid.UUID, int], tuple[float, str, str]] = {}
         #: The pool's processes. Of one that is dead: when its parent is told.
         self._processes: dict[int, float] = {}
         self._last_look = time.monotonic()
@@ -138,8 +143,16 @@ class Process:
     def _terminate(self, key: uuid.UUID, number: int) -> None:
         """``revoke(terminate=True)``: end the process that runs the job, and with it the job."""
         for slot in worker_state.occupied():
-            if slot.has_job and slot.job == key and self._is_prefork:
-                self._end_run(slot, "Revoked", "revoked at the worker", number)
+            if slot.has_job and slot.job == key:
+                self._end_or_ask(slot, REVOKED, "revoked at the worker", number)
+
+    def _end_or_ask(self, slot: Occupied, kind: str, text: str, number: int = signal.SIGKILL) -> None:
+        """End the run: with its process, or alone if the process has others."""
+        if slot.is_shared:
+            worker_state.wish(slot, kind)
+            self._asked[slot.index, slot.job, slot.lease] = time.monotonic() + GRACE, kind, text
+        elif self._is_prefork:
+            self._end_run(slot, kind, text, number)
 
     def _end_run(self, slot: Occupied, kind: str, text: str, number: int = signal.SIGKILL) -> None:
         # Race: the process may have another job by now.
@@ -168,8 +181,10 @@ class Process:
         """End the run, if it is here and nowhere else by now. A thread cannot be killed: the fence undoes its work."""
         for slot in worker_state.occupied():
             if slot.has_job and (slot.job, slot.lease) == (order.key, order.lease):
-                if self._is_prefork:
-                    self._end_run(slot, "Killed", order.text)
+                for alias in conf().DATABASES if slot.is_shared else ():
+                    # What the run says of its end.
+                    transitions.ask_to_end(slot.job, alias, KILLED, order.text)
+                self._end_or_ask(slot, KILLED, order.text)
                 return True
         return False
 
@@ -230,7 +245,7 @@ class Process:
         if not self._registered and not self._try(self._admit):
             return
         deadline = time.monotonic() + LAST_WAIT
-        while not all(slot.is_dead for slot in worker_state.at_work()):
+        while len(dead(slots := worker_state.at_work())) < len(slots):
             if time.monotonic() > deadline:
                 # Bodies outlive their parent: nobody may run their jobs yet. Rescue waits for the beat to stand still.
                 return
@@ -257,7 +272,7 @@ class Process:
             if self._is_prefork:
                 self._enforce_limits(slots)
                 self._have_replaced(slots)
-            if any(slot.is_dead or slot.holds_up for slot in slots):
+            if any(slot.holds_up for slot in slots) or dead(slots):
                 self._fell.set()
             was_paused, woke = time.monotonic() - woke > LAST_WAIT, time.monotonic()
             if was_paused:
@@ -272,15 +287,21 @@ class Process:
 
     def _enforce_limits(self, slots: list[Occupied]) -> None:
         now = time.monotonic()
+        for asked, (until, kind, text) in list(self._asked.items()):
+            slot = next((slot for slot in slots if (slot.index, slot.job, slot.lease) == asked), None)
+            if slot is None or until < now:
+                del self._asked[asked]
+            if slot is not None and until < now:
+                self._end_run(slot, kind, text)
         for slot in slots:
             if not slot.has_job:
                 continue
-            if 0 < slot.hard_at < now and not slot.is_dead:
+            if 0 < slot.hard_at < now - (GRACE if slot.is_shared else 0) and not slot.is_dead:
                 limit = round(slot.hard_at - slot.began, 3)
                 about = worker_state.about("timed_out", job=str(slot.job), task=worker_state.text(slot).get("name"))
                 logger.error("the job %s ran longer than its hard time limit of %s s", slot.job, limit, extra=about)
                 self._end_run(slot, "TimeLimitExceeded", f"TimeLimitExceeded({limit:g})")
-            elif 0 < slot.soft_at < now and slot.phase == BODY:
+            elif 0 < slot.soft_at < now and slot.phase == BODY and not slot.is_shared:
                 # Again and again: the process takes it once, and only in the body.
                 slot.signal(signal.SIGUSR1)
 

@@ -141,6 +141,16 @@ def reads(page: str) -> Callable:
     return lambda reader: READERS.setdefault(page, reader)
 
 
+@reads("docs/howto/async.md")
+def async_bodies(examples: Examples) -> None:
+    found = examples.run()
+    file = CustomerFile.objects.create(text="a long text")
+    found.summarize.delay(file.pk)
+    assert [job.result for job in run_jobs()] == ["a long tex"]
+    examples.run_settings()
+    examples.run().SummaryTest("test_a_file_is_summarized").debug()
+
+
 @reads("docs/howto/batches.md")
 def batches(examples: Examples) -> None:
     key, look_again = examples.run().import_file("feed", [1, 2]), examples.run().look_again
@@ -386,10 +396,13 @@ def read(page: Path) -> None:
             examples.run_settings() if is_settings else examples.run()
 
     sys.settrace(examples.trace)
+    # An event loop has one of its own.
+    threading.settrace(examples.trace)
     try:
         READERS.get(name_of(page), all_of_them)(examples)
     finally:
         sys.settrace(None)
+        threading.settrace(None)  # type: ignore[arg-type]
     assert not examples.left, f"nobody runs {examples.left}"
     missed = [text for place, text in sorted(examples.expected.items()) if place not in examples.ran]
     assert not missed, f"nobody runs {missed}"

@@ -90,12 +90,12 @@ def adding(to: Batch) -> Iterator[None]:
     run = current_run()
     with transaction.atomic(using=using):
         # What the body had called after its commit comes too late for that.
-        if run is None or run.job.batch_id != to.pk or (run.task.atomic and run.slot.phase != BODY):
+        if run is None or run.job.batch_id != to.pk or (run.is_atomic and run.slot.phase != BODY):
             # Race: whoever closes it holds this lock. As long as a job of it runs nobody does.
             open_ones = Batch.objects.using(using).select_for_update().filter(pk=to.pk, ended_at=None)
             if not open_ones.exists():
                 raise ValueError(f"the batch {to} has ended: make another one")
-        elif not run.task.atomic and not transitions.hold(run.job):
+        elif not run.is_atomic and not transitions.hold(run.job):
             # A zombie, whose batch may have ended without it. An atomic body's calls go with its completion.
             raise LostLease("this run lost its lease; what it adds to its batch is rolled back")
         with _joining(to):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial, wraps
 from typing import Any
@@ -14,7 +14,7 @@ from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
-from jobs.contrib.durable.history import History, history_of, is_in_step
+from jobs.contrib.durable.history import history_of, is_in_step, suspended
 from jobs.contrib.durable.signals import check_key
 from jobs.errors import LONGEST
 from jobs.lifecycle.run import current_run
@@ -67,9 +67,7 @@ def _through_ledger(self: Any, name: str, function: Callable[..., Any], *args: A
 
     with ledger(name, str(self.job.pk)) as call:
         if not call.done:
-            if "idempotency_key" in inspect.signature(function).parameters:
-                kwargs["idempotency_key"] = call.key
-            call.answered(function(*args, **kwargs))
+            call.answered(function(*args, **_keyed(function, call, kwargs)))
     return call.answer
 
 
@@ -131,8 +129,42 @@ def version(self: Any, name: str) -> bool:
     return True if (history := history_of(self)) is None else history.version(f"version {name}")
 
 
-#: What ``durable=True`` adds to a task.
-METHODS: dict[str, Callable[..., Any]] = {each.__name__: each for each in (step, sleep, wait_for, gather, version)}
+async def astep(self: Any, name: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """:meth:`step` for ``async def`` bodies.
+
+    What an ``async def`` function awaits comes before the transaction of the step, which keeps its result: it happens
+    at least once. A plain function is called in that transaction, on a thread.
+    """
+    if not iscoroutinefunction(function):
+        return await sync_to_async(step)(self, name, function, *args, **options)
+    said = {option: options.pop(option, None) for option in ("retries", "effect", "on_cancel")}
+    if (history := await sync_to_async(history_of)(self)) is None:
+        return await function(*args, **options)
+    call = partial(_athrough_ledger, self, name, function) if said["effect"] else function
+    undo = None if said["on_cancel"] is None else _undo(said["on_cancel"], args, options)
+    return await history.astep(name, partial(call, *args, **options), said["retries"], undo)
+
+
+async def _athrough_ledger(self: Any, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    from jobs.contrib.effects.ledger import effect as ledger
+
+    around: Any = ledger(name, str(self.job.pk))
+    call = await sync_to_async(around.__enter__)()
+    try:
+        if not call.done:
+            answer = await function(*args, **_keyed(function, call, kwargs))
+            await sync_to_async(call.answered)(answer)
+    except BaseException as exc:
+        await sync_to_async(around.__exit__)(type(exc), exc, exc.__traceback__)
+        raise
+    await sync_to_async(around.__exit__)(None, None, None)
+    return call.answer
+
+
+def _keyed(function: Callable[..., Any], call: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """With the key of the call, for a function that takes it."""
+    takes = "idempotency_key" in inspect.signature(function).parameters
+    return {**kwargs, "idempotency_key": call.key} if takes else kwargs
 
 
 def _awaitable(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -143,7 +175,11 @@ def _awaitable(method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-METHODS |= {f"a{name}": _awaitable(each) for name, each in METHODS.items()}
+#: What ``durable=True`` adds to a task: each also in a form to await.
+METHODS: dict[str, Callable[..., Any]] = {
+    **{each.__name__: each for each in (step, astep, sleep, wait_for, gather, version)},
+    **{f"a{each.__name__}": _awaitable(each) for each in (sleep, wait_for, gather, version)},
+}
 
 
 def _moment(time: Any) -> Any:
@@ -167,13 +203,21 @@ def wrap(run: Any) -> Any:
     @wraps(function)
     def body(self: Any, *args: Any, **kwargs: Any) -> Any:
         with _isolated(self):
-            result = function(*([self] if is_bound else []), *args, **kwargs)
-        history: History | None = history_of(self)
-        if history is not None and history.suspended is not None:
-            raise history.suspended
-        return result
+            made = function(*([self] if is_bound else []), *args, **kwargs)
+        return _awaited(made) if inspect.isawaitable(made) else _unless_suspended(made)
 
+    body.goes_on = True  # type: ignore[attr-defined]
     return body
+
+
+def _unless_suspended(result: Any) -> Any:
+    if (run := current_run()) is not None and (over := suspended(run)) is not None:
+        raise over
+    return result
+
+
+async def _awaited(made: Awaitable[Any]) -> Any:
+    return _unless_suspended(await made)
 
 
 def _isolated(task: Any) -> AbstractContextManager[None]:

@@ -48,7 +48,9 @@ class Durable(Extension):
             task.deadline = datetime.timedelta(seconds=task.deadline)
         for name, method in METHODS.items():
             setattr(task, name, method)
-        task.run = wrap(inspect.getattr_static(task, "run"))
+        run = inspect.getattr_static(task, "run")
+        # A task may be bound to its app more than once.
+        task.run = run if hasattr(run, "goes_on") else wrap(run)
 
     def called(self, task: Any) -> Callable[[Any, Any], None] | None:
         if not task.durable or task.deadline is None:

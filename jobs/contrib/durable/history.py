@@ -14,12 +14,13 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from asgiref.sync import sync_to_async
 from celery.canvas import Signature
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from celery.utils.time import get_exponential_backoff_interval
@@ -58,6 +59,9 @@ CHILDREN, SLEEPS, AGAIN = "gather:", "sleep:", "step:"
 #: The lease of a sleep that was cut short by the end of its job: a retry sleeps on.
 INTERRUPTED = 0
 
+#: What a function raises that says what the job is to do, and not what became of the step.
+_OF_THE_JOB = (Ignore, Reject, Retry, SoftTimeLimitExceeded)
+
 _histories: WeakKeyDictionary[Run, History] = WeakKeyDictionary()
 
 
@@ -69,6 +73,11 @@ def history_of(task: Any) -> History | None:
     if (found := _histories.get(run)) is None:
         found = _histories[run] = History(run)
     return found
+
+
+def suspended(run: Run) -> Suspended | None:
+    """What this run has ended with already."""
+    return found.suspended if (found := _histories.get(run)) is not None else None
 
 
 class _NotOurs(Exception):
@@ -106,24 +115,46 @@ class History:
         Parameters:
             is_atomic: the function runs in the transaction of the step, else before it.
         """
-        row = self._meet(name, STEP)
-        if row.state == FAILED:
-            raise self._final(row.error)
+        row = self._step(name, on_cancel)
         if row.state == DONE:
             return decoded(row.result)
-        row.on_cancel = on_cancel
         try:
             if is_atomic:
                 return self._commit(row, function)
             result = self._inside(function)
             return self._commit(row, lambda: result)
-        except (Ignore, Reject, Retry, SoftTimeLimitExceeded):
-            # What the job is to do, and not what became of the step.
+        except _OF_THE_JOB:
             raise
         except Exception as exc:
-            finish.let_end(exc)
             self._has_failed(row, exc, retries)
             raise
+
+    async def astep(
+        self,
+        name: str,
+        function: Callable[[], Awaitable[Any]],
+        retries: int | None = None,
+        on_cancel: dict[str, Any] | None = None,
+    ) -> Any:
+        """The same, of what is awaited before the transaction."""
+        row = await sync_to_async(self._step)(name, on_cancel)
+        if row.state == DONE:
+            return decoded(row.result)
+        try:
+            result = await function()
+            return await sync_to_async(self._commit)(row, lambda: result)
+        except _OF_THE_JOB:
+            raise
+        except Exception as exc:
+            await sync_to_async(self._has_failed)(row, exc, retries)
+            raise
+
+    def _step(self, name: str, on_cancel: dict[str, Any] | None) -> Any:
+        row = self._meet(name, STEP)
+        if row.state == FAILED:
+            raise self._final(row.error)
+        row.on_cancel = on_cancel
+        return row
 
     def sleep(self, name: str, until: Any) -> None:
         row = self._meet(name, SLEEP)
@@ -358,6 +389,7 @@ class History:
         return self.suspended
 
     def _has_failed(self, row: Any, exc: Exception, retries: int | None) -> None:
+        finish.let_end(exc)
         error = finish.entry(self.run, exc)
         pause = self._pause(exc, row.failures, retries)
         row.failures += 1

@@ -131,17 +131,19 @@ class LimitedClaimer(claims.Claimer):
         limit: int,
         token: int | None = None,
         without: Sequence[str] = (),
+        only: Sequence[str] = (),
     ) -> list[Job]:
         known = limits.in_force(self._app or celery_app())
         spot = (using, queue)
         self._opens_at.pop(spot, None)
         if not known.concern(queue) and not worker_state.holds:
             self._left.clear()
-            return super().claim(using, queue, node, limit, token, without)
+            return super().claim(using, queue, node, limit, token, without, only)
         is_plain = time.monotonic() < self._plain_until.get(spot, 0.0)
-        if is_plain and (rows := super().claim(using, queue, node, limit, token, (*known.tasks, *without))):
+        unlimited = (*known.tasks, *without)
+        if is_plain and (rows := super().claim(using, queue, node, limit, token, unlimited, only)):
             return rows
-        claim = Claim(queue, node, claims.size_of(limit), token or claims.new_token(), without)
+        claim = Claim(queue, node, claims.size_of(limit), token or claims.new_token(), without, only=only)
         return self._claim_within(known, using, claim)
 
     def _claim_within(self, known: Limits, using: str, claim: Claim) -> list[Job]:
@@ -221,6 +223,8 @@ def _take_anywhere(using: str, claim: Claim, known: Limits) -> list[Job]:
     """As SQL that every database knows, in one transaction."""
     queue, size, jobs = claim.queue, claim.limit, Job.objects.using(using)
     ready = store.of(using).ready(queue, claim.node).exclude(task__in=claim.without)
+    if claim.only:
+        ready = ready.filter(task__in=claim.only)
     # Without the write lock: most looks find nothing.
     if not ready.values_list("pk")[:1]:
         return []

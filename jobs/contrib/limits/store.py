@@ -12,7 +12,7 @@ from jobs.contrib.limits.rates import Limit
 from jobs.models import Job
 from jobs.models.columns import BY_ORDER, ORDER, Part, named
 from jobs.store.base import Claim
-from jobs.store.postgresql import AT, HERE, READY, WITHOUT
+from jobs.store.postgresql import AT, HERE, ONLY, READY, WITHOUT
 from jobs.store.sessions import literal, session_of
 
 #: What the clock asks (``Extension.looks``).
@@ -185,10 +185,10 @@ def take(using: str, claim: Claim, known: Limits, beyond: int, start: tuple[Any,
     """
     session, own = session_of(using), known.queues.get(claim.queue, Limit())
     values = {"node": claim.node, "token": claim.token, "backend": session.backend, "without": list(claim.without)}
-    values |= dict(zip(ORDER, start, strict=False))
+    values |= {"only": list(claim.only), **dict(zip(ORDER, start, strict=False))}
     limit = min(claim.limit, own.burst) if own.pause else claim.limit
     tasks = tuple(known.tasks.items())
-    sql = claim_sql(claim.queue, limit, own, tasks, beyond, bool(start), bool(claim.without))
+    sql = claim_sql(claim.queue, limit, own, tasks, beyond, bool(start), bool(claim.without), bool(claim.only))
     return store.of(using).claimed(session.fetch(sql, values))
 
 
@@ -201,6 +201,7 @@ def claim_sql(
     beyond: int,
     is_started: bool,
     is_without: bool = False,
+    is_only: bool = False,
 ) -> str:
     """What the limits are stands in it as well: they change seldom, and the planner sees them."""
     words: dict[str, Any] = {"order": BY_ORDER, "queue": literal(queue), "name": literal(name_of(queue)), "now": _NOW}
@@ -222,7 +223,7 @@ def claim_sql(
         ready=READY.format(queue=words["queue"]),
         order=BY_ORDER,
         start=_START if is_started else "",
-        without=WITHOUT if is_without else "",
+        without=(WITHOUT if is_without else "") + (ONLY if is_only else ""),
         tasks=f"ARRAY[{', '.join(literal(name) for name, _ in of_tasks)}]",
         slots=f"ARRAY[{', '.join(str(each.slots or 'NULL') for _, each in of_tasks)}]",
         bursts=f"ARRAY[{', '.join(str(each.burst) for _, each in of_tasks)}]",

@@ -52,7 +52,7 @@ def say(run: Run, done: float, total: float | None, text: str) -> None:
     meta = json.dumps({"status": PROGRESS, "result": result, "traceback": None, "children": []}, ensure_ascii=False)
     key, lease = run.job.task_id, run.job.lease
     if not run.slot.say(stored.packed(key, meta, KEPT, lease)):
-        stored.Store().write(key, meta, KEPT, lease)
+        run.aside(lambda: stored.Store().write(key, meta, KEPT, lease))
 
 
 def of(jobs: Iterable[Job]) -> dict[uuid.UUID, Progress]:

@@ -1,0 +1,127 @@
+"""One run's coroutine: it is awaited, may be struck by a limit or asked to end, and something comes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any
+from weakref import WeakSet
+
+from jobs.errors import Replaced
+from jobs.lifecycle.run import Run
+from jobs.lifecycle.worker_state import AWAITS, BODY
+from jobs.models.values import decoded
+
+
+class Awaited:
+    """
+    Parameters:
+        on_thread: awaits a plain function, with no arguments, on the thread that has the process's own connection.
+    """
+
+    def __init__(self, run: Run, on_thread: Callable[[Callable[[], Any]], Awaitable[Any]]) -> None:
+        self.run, self.on_thread = run, on_thread
+        vars(run)["awaited"], run.aside = self, self._aside
+        #: What the next call of the task's ``run`` in this run does.
+        self.next_call: Callable[..., Any] | None = None
+        #: The one that it is, while it is under way, and those that it made.
+        self.task: asyncio.Task[Any] | None = None
+        self.children: WeakSet[asyncio.Task[Any]] = WeakSet()
+        self.result: Any = None
+        self.raised: BaseException | None = None
+        #: Why it ends, whatever it makes of that: a limit, or what somebody wished.
+        self.verdict: Exception | None = None
+        #: What is raised in it in place of the next cancellation.
+        self._strike: Exception | None = None
+        self._aside_calls: list[asyncio.Future[Any]] = []
+
+    async def drive(self) -> None:
+        """Await the body to its end. It never raises."""
+        run = self.run
+        self.task = asyncio.current_task()
+        run.began = time.monotonic()
+        try:
+            self.next_call = lambda function, *args, **kwargs: function(*args, **kwargs)
+            # A body may change what it was given.
+            made = (run.task.own_call or run.task.run)(*decoded(run.job.args), **decoded(run.job.kwargs))
+            self.result = await _Steps(self, made) if inspect.isawaitable(made) else made
+            await asyncio.gather(*self._aside_calls)
+        except BaseException as exc:
+            # Also what would end the loop, and with it all others.
+            self.raised = exc
+        finally:
+            self.task = None
+            # As asyncio.run() does.
+            for child in self.children:
+                child.cancel()
+
+    def conclude(self) -> None:
+        """Tell the run what came of it."""
+        run = self.run
+        if self.verdict is not None:
+            self.raised = self.verdict
+        run.is_atomic = self.raised is None or isinstance(self.raised, Replaced)
+        run.body = self._end if self.verdict is not None else self._end_by_run
+
+    def _end_by_run(self, *args: Any, **kwargs: Any) -> Any:
+        """By way of the task's ``run``, around which Celery's autoretry may be."""
+        self.next_call = self._end
+        return self.run.task.run(*decoded(self.run.job.args), **decoded(self.run.job.kwargs))
+
+    def _end(self, *args: Any, **kwargs: Any) -> Any:
+        if self.raised is not None:
+            raise self.raised
+        return self.result
+
+    def _aside(self, call: Callable[[], Any]) -> None:
+        if asyncio.events._get_running_loop() is None:
+            call()
+        else:
+            self._aside_calls.append(asyncio.ensure_future(self.on_thread(call)))
+
+    def strike(self, exc: Exception) -> None:
+        """Raise it in the coroutine, where it waits for something."""
+        if self.task is not None and self.verdict is None:
+            self._strike = exc
+            self.task.cancel()
+
+    def end(self, verdict: Exception) -> None:
+        """Cancel the coroutine. Whatever it makes of that, this is what comes of the run."""
+        if self.task is not None and self.verdict is None:
+            self.verdict, self._strike = verdict, None
+            self.task.cancel()
+
+    def struck(self, exc: BaseException) -> BaseException:
+        """What to raise in the coroutine in place of what came."""
+        if not isinstance(exc, asyncio.CancelledError) or self._strike is None:
+            return exc
+        struck, self._strike = self._strike, None
+        assert self.task is not None
+        self.task.uncancel()
+        return struck
+
+
+class _Steps:
+    """Awaits something, and says on the worker state when code of it runs: whoever dies then did it."""
+
+    def __init__(self, awaited: Awaited, made: Awaitable[Any]) -> None:
+        self._awaited, self._made = awaited, made
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        slot, steps = self._awaited.run.slot, self._made.__await__()
+        exc: BaseException | None = None
+        while True:
+            slot.enter(BODY)
+            try:
+                waits_for = next(steps) if exc is None else steps.throw(exc)
+            except StopIteration as end:
+                return end.value
+            finally:
+                slot.enter(AWAITS)
+            exc = None
+            try:
+                yield waits_for
+            except BaseException as raised:
+                exc = self._awaited.struck(raised)

@@ -1,0 +1,227 @@
+"""The event loop of a process, with the bodies that it runs at once.
+
+The loop has a thread. A second one has the connection over which bodies are claimed, begun, and completed, one after
+the other. What bodies themselves ask of the database by Django's async ORM has a third one, which is asgiref's: no
+body that is slow there keeps another one from its completion.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import Context, copy_context
+from functools import partial
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded
+
+from jobs.conf import conf
+from jobs.conf.logs import log, logger
+from jobs.contrib.aio import blocked
+from jobs.contrib.aio.awaited import Awaited
+from jobs.contrib.aio.here import END
+from jobs.contrib.aio.owner import owner
+from jobs.contrib.aio.runner import AsyncRunner
+from jobs.errors import Cancel, LostLease
+from jobs.execution import pipeline
+from jobs.lifecycle import wakeups
+from jobs.lifecycle.run import Run, current_run
+from jobs.lifecycle.wakeups import Wakeup
+from jobs.lifecycle.worker_state import AWAITS, REVOKED, ProcessState, worker_state
+
+#: How many a process claims at first; while there are more, twice as many each time. So others get some of a few.
+FIRST, MOST = 10, 200
+
+#: Seconds for which a full process waits when bodies end, so that it claims for several.
+GATHER = 0.02
+
+#: Seconds between two looks at who is asked to end.
+TICK = 0.25
+
+#: What the row says of one that was asked to end, if nobody has left a note of it.
+ASKED = {REVOKED: "revoked at the worker"}
+
+#: Seconds between two looks at the connection that bodies have used; one that raised is looked after at once.
+TIDY = 1.0
+
+
+class Bodies:
+    """What runs them beside each process (``worker/beside.py``)."""
+
+    def __init__(self, tasks: tuple[str, ...]) -> None:
+        self.tasks, self.done = tasks, 0
+        self.running: dict[Run, Awaited] = {}
+        self.ticked_at = 0.0
+        self.thread: int | None = None
+        self._is_retired = False
+        self._tidy_at = 0.0
+        #: Made before the worker forks. A process that waits for a plain job takes no wake-up of it, nor this of one.
+        self._wakeup = Wakeup()
+        wakeups.wakeup.others.append(self._wakeup)
+
+    def start(self, app: Any, hostname: str) -> None:
+        threading.Thread(target=self._run, args=(app, hostname), name="jobs-loop", daemon=True).start()
+
+    def retire(self) -> bool:
+        self._is_retired = True
+        return not self.running
+
+    def wait(self) -> None:
+        while self.running:
+            time.sleep(0.05)
+
+    def _run(self, app: Any, hostname: str) -> None:
+        try:
+            first, *self._slots = worker_state.take_block(conf().ASYNC_CONCURRENCY)
+        except RuntimeError as exc:
+            logger.error("this process runs no async bodies: %s", exc, extra=worker_state.about("loop_failed"))
+            return
+        self._runner = AsyncRunner(app, hostname, self.tasks, first)
+        self._executor = ThreadPoolExecutor(1, "jobs-async")
+        self.thread, self.loop = threading.get_ident(), asyncio.new_event_loop()
+        asyncio.set_event_loop(self.loop)
+        self.loop.set_task_factory(self._make_task)
+        self._woken = asyncio.Event()
+        threading.Thread(target=blocked.watch, args=(self,), name="jobs-loop-watch", daemon=True).start()
+        claims = self.loop.create_task(self._claim_forever())
+        while True:
+            try:
+                self.loop.run_until_complete(claims)
+            except BaseException as exc:
+                # asyncio lets through what would end the process, of a task that a body made.
+                logger.error("the event loop goes on after %r", exc, extra=worker_state.about("loop_broken"))
+                if claims.done():
+                    time.sleep(1.0)
+                    claims = self.loop.create_task(self._claim_forever())
+
+    def _make_task(self, loop: Any, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
+        """Know whose body it is part of."""
+        task = asyncio.Task(coroutine, loop=loop, **options)
+        if (run := current_run()) is not None and (awaited := self.running.get(run)) is not None:
+            awaited.children.add(task)
+        return task
+
+    async def on_thread(self, call: Callable[[], Any]) -> Any:
+        run: Any = partial(copy_context().run, call)
+        return await self.loop.run_in_executor(self._executor, run)
+
+    # Claims
+
+    async def _claim_forever(self) -> None:
+        size = FIRST
+        while True:
+            self._woken.clear()
+            runs: list[Run] = []
+            is_more = False
+            if self._slots and not self._is_retired:
+                slots = self._slots[: min(len(self._slots), size)]
+                runs, is_more = await self.on_thread(partial(self._runner.take_some, slots))
+            for run in runs:
+                self._begin(run)
+            size = min(2 * size, MOST) if is_more else FIRST
+            if not is_more or not self._slots:
+                await self._sleep(is_more)
+
+    async def _sleep(self, is_full: bool) -> None:
+        """Until a claim may find more."""
+        self._wakes_at_end = is_full
+        if not is_full:
+            self.loop.add_reader(self._wakeup.fileno(), self._hear)
+        try:
+            async with asyncio.timeout(self._runner.patience):
+                await self._woken.wait()
+            if is_full:
+                await asyncio.sleep(GATHER)
+        except TimeoutError:
+            pass
+        finally:
+            self.loop.remove_reader(self._wakeup.fileno())
+
+    def _hear(self) -> None:
+        # All there are: whoever gets as many jobs as it asked for wakes the next one.
+        if self._wakeup.take(1 << 16):
+            self._woken.set()
+
+    # Runs
+
+    def _begin(self, run: Run) -> None:
+        assert isinstance(run.slot, ProcessState)
+        self._slots.remove(run.slot)
+        if not self.running:
+            self.ticked_at = time.monotonic()
+            self.loop.call_later(TICK, self._tick)
+        self.running[run] = Awaited(run, self.on_thread)
+        self.loop.create_task(self._take_to_its_end(run), context=Context())
+
+    async def _take_to_its_end(self, run: Run) -> None:
+        # The steps, and the coroutine between them, have one context, whatever thread they are in.
+        own, awaited = copy_context(), self.running[run]
+        own.run(owner.set, run)
+        steps = pipeline.steps(run)
+
+        def in_thread(call: Any, *args: Any) -> Any:
+            return self.loop.run_in_executor(self._executor, partial(own.run, call, *args))
+
+        try:
+            step = await in_thread(self._runner.begin, run, steps)
+            while step is not END:
+                if step is None:
+                    await self._await(awaited, own)
+                else:
+                    await asyncio.sleep(step)
+                step = await in_thread(next, steps, END)
+            await in_thread(self._runner.end, run)
+        except BaseException as exc:
+            # What it had is an orphan now.
+            log(logging.ERROR, run.job, "ended unexpectedly", "run_broken", exc_info=exc)
+        finally:
+            self.done += 1
+            run.slot.free()
+            self._slots.append(run.slot)
+            del self.running[run]
+            if self._wakes_at_end or run.job.limit_key is not None:
+                self._woken.set()
+
+    async def _await(self, awaited: Awaited, own: Context) -> None:
+        run, slot = awaited.run, awaited.run.slot
+        slot.enter(AWAITS)
+        timers = []
+        if slot.soft_at:
+            timers.append(self.loop.call_at(slot.soft_at, awaited.strike, SoftTimeLimitExceeded()))
+        if slot.hard_at:
+            limit: Any = TimeLimitExceeded(round(slot.hard_at - slot.began, 3))
+            # No policy of retries makes another attempt of it.
+            limit.ends_job = True
+            timers.append(self.loop.call_at(slot.hard_at, awaited.end, limit))
+        try:
+            await self.loop.create_task(awaited.drive(), context=own)
+        finally:
+            for timer in timers:
+                timer.cancel()
+        awaited.conclude()
+        if awaited.raised is not None or time.monotonic() > self._tidy_at:
+            self._tidy_at = time.monotonic() + TIDY
+            # Nobody waits for it: it comes before what others ask after it.
+            self._tidying = self.loop.create_task(self._tidy(run.using))
+
+    async def _tidy(self, using: str) -> None:
+        """Leave the other bodies a connection that is safe to use."""
+        await sync_to_async(self._runner.tidy)(using)
+
+    def _tick(self) -> None:
+        self.ticked_at = time.monotonic()
+        for run, awaited in list(self.running.items()):
+            if run.job.node_id != worker_state.node:
+                # The node was declared dead, and has a new id: the job is another one's.
+                awaited.end(LostLease("this run lost its lease"))
+            if (kind := run.slot.wished(run.job.pk, run.job.lease)) is not None:
+                verdict = Cancel(ASKED.get(kind, "the job was asked to end"))
+                verdict.kind = kind
+                awaited.end(verdict)
+        if self.running:
+            self.loop.call_later(TICK, self._tick)

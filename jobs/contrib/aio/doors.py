@@ -1,0 +1,35 @@
+"""The part of async bodies in the core."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jobs.doors import Extension
+
+
+class Aio(Extension):
+    looks = {"is_asked_to_end": "EXISTS (SELECT 1 FROM jobs_cancellation)"}
+
+    def called(self, task: type[Any]) -> None:
+        # When all that are told of a declaration have had their part in its function.
+        from jobs.contrib.aio import declare
+
+        declare.declared(task)
+
+    def run_here(self, run: Any) -> None:
+        from jobs.contrib.aio import here
+
+        here.run(run)
+
+    def beside(self, app: Any) -> Any:
+        from jobs.conf import is_ours
+        from jobs.contrib.aio import bodies
+
+        tasks = sorted(name for name, task in app.tasks.items() if is_ours(task) and task.is_async)
+        return bodies.Bodies(tuple(tasks)) if tasks else None
+
+    def ticked(self, answers: Mapping[str, Mapping[str, Any]]) -> None:
+        from jobs.contrib.aio import wishes
+
+        wishes.ticked(answers)

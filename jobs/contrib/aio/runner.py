@@ -1,0 +1,90 @@
+"""Claims jobs whose bodies are coroutines, several at once, and begins and ends their runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from django.core.cache import close_caches
+from django.db import Error
+
+from jobs.contrib.aio import sentry
+from jobs.contrib.aio.here import END
+from jobs.errors import NotSettled
+from jobs.execution import pipeline
+from jobs.lifecycle import claims
+from jobs.lifecycle.run import Run
+from jobs.lifecycle.worker_state import IDLE, ProcessState, worker_state
+from jobs.store import databases
+from jobs.worker import celery_events
+from jobs.worker.runner import Runner, let_go
+
+
+class AsyncRunner(Runner):
+    """Its methods are called on the thread that has its connection, one after the other."""
+
+    def __init__(self, app: Any, hostname: str, tasks: Sequence[str], slot: ProcessState) -> None:
+        super().__init__(app, hostname, slot=slot)
+        self.only = tasks
+
+    def take_some(self, slots: Sequence[ProcessState]) -> tuple[list[Run], bool]:
+        """Claim up to as many as there are slots; returns their runs, and whether there are probably more.
+
+        Race: the process may die at any point. As long as the rows have the token of the claim, which its own slot
+        shows, they were not begun. From then on each has a slot, with the token that it has by now.
+        """
+        self._next = len(slots)
+        runs, jobs = [], self.take()
+        for job, slot in zip(jobs, slots, strict=False):
+            slot.occupy()
+            run = Run(self.app.tasks[job.task], job, str(job._state.db), slot)
+            try:
+                self._name(run, 0)
+            except Exception as exc:
+                # Somebody edited the row by hand.
+                self._finish_unbegun(run, exc)
+                slot.free()
+                continue
+            slot.retoken(claims.renewed(job.token or 0))
+            runs.append(run)
+        try:
+            # What cannot roll back must not run under a claim that a crash of the database may forget.
+            kept = {job.pk for job in claims.renew_all([run.job for run in runs])} if runs else set()
+        except Error as exc:
+            self._note_away(runs[0].using, exc)
+            kept = set()
+        for run in runs:
+            if run.job.pk not in kept:
+                run.slot.free()
+        self.slot.rest(IDLE)
+        return [run for run in runs if run.job.pk in kept], self._claimer.may_find_more(jobs, self._asked)
+
+    def begin(self, run: Run, steps: pipeline.Steps) -> Any:
+        """The run's first steps, up to its coroutine; in the context of the run, as its end."""
+        if worker_state.wants_events:
+            self._tell_events(celery_events.send_start, run)
+        vars(run)["sentry"] = scope = sentry.around(run)
+        scope.__enter__()
+        return next(steps, END)
+
+    def end(self, run: Run) -> None:
+        took = time.monotonic() - run.entered
+        vars(run)["sentry"].__exit__(None, None, None)
+        if isinstance(run.told, NotSettled):
+            self._unfinished.append(run.job)
+        if worker_state.wants_events:
+            self._tell_events(celery_events.send_outcome, run, took)
+        if run.task.run_over is not None:
+            run.task.run_over(run.job)
+        if run.told is not None:
+            let_go(run.told)
+        with suppress(Exception):
+            close_caches()
+        self._claimer.note_left([run.job])
+
+    def tidy(self, using: str) -> None:
+        """Of the thread that calls it."""
+        with suppress(Error):
+            databases.tidy(using)

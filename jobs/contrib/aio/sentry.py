@@ -1,0 +1,56 @@
+"""Sentry's scope, transaction and event of a run whose body is a coroutine.
+
+Its Celery integration wraps functions, and these steps are none: this does the same around them, in the context of the
+run. What Sentry raises is logged, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
+
+from jobs.conf.logs import logger
+from jobs.conf.sentry import MODULE
+from jobs.lifecycle.run import Run
+
+
+def around(run: Run) -> AbstractContextManager[None]:
+    return _around(run, sys.modules[MODULE]) if MODULE in sys.modules else nullcontext()
+
+
+@contextmanager
+def _around(run: Run, integration: Any) -> Iterator[None]:
+    with ExitStack() as entered:
+        with _harmless():
+            _begin(run, integration, entered)
+        yield
+        with _harmless():
+            if (told := run.told) is not None:
+                integration._capture_exception(run.task, (type(told), told, told.__traceback__))
+
+
+@contextmanager
+def _harmless() -> Iterator[None]:
+    try:
+        yield
+    except Exception as exc:
+        logger.error("Sentry failed, and the job goes on: %r", exc, extra={"action": "sentry_failed"})
+
+
+def _begin(run: Run, integration: Any, entered: ExitStack) -> None:
+    sdk, request, name = sys.modules["sentry_sdk"], run.request, run.task.name
+    if sdk.get_client().get_integration("celery") is None:
+        return
+    scope = entered.enter_context(sdk.isolation_scope())
+    scope.clear_breadcrumbs()
+    given = (request.id, request.args, request.kwargs, request)
+    scope.add_event_processor(integration._make_event_processor(run.task, *given))
+    about = {"name": name, "origin": "auto.queue.celery"}
+    begun = sdk.continue_trace(request.headers or {}, op="queue.task.celery", source="task", **about)
+    begun.set_status("ok")
+    entered.enter_context(sdk.start_transaction(begun))
+    span = entered.enter_context(sdk.start_span(op="queue.process", **about))
+    span.set_data("messaging.message.id", request.id)
+    span.set_data("messaging.destination.name", run.job.queue)

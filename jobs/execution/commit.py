@@ -1,0 +1,37 @@
+"""What a body returns that has something to commit: :meth:`jobs.Task.commit`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from asgiref.sync import iscoroutinefunction
+from django.db import transaction
+
+from jobs.store.databases import job_alias
+
+
+class Commit:
+    """A function, with its arguments, that is to be called in the transaction of the job's completion."""
+
+    def __init__(self, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        if not callable(function) or iscoroutinefunction(function):
+            raise TypeError(
+                f"commit() takes a plain function and its arguments, and not {function!r}: it is called in one short "
+                "transaction, in which nothing is awaited; await before, and return self.commit(function, ...)"
+            )
+        self._function, self._args, self._kwargs = function, args, kwargs
+
+    def within(self, is_atomic: bool) -> Any:
+        """Call it. ``TypeError``: there is no transaction around it."""
+        if not is_atomic:
+            raise TypeError(
+                "self.commit() is called in the transaction of the completion, and a plain body with atomic=False has "
+                "none: leave atomic=False out, or make the body an async def"
+            )
+        return self._function(*self._args, **self._kwargs)
+
+    def alone(self) -> Any:
+        """Call it in a transaction of its own: of a plain call there is nothing to complete."""
+        with transaction.atomic(using=job_alias()):
+            return self.within(is_atomic=True)
