@@ -386,6 +386,12 @@ def new_order() -> Order:
     return Order.objects.create(customer=customer, cents=1000)
 
 
+def apart(directory: Path, work: Callable[[], None]) -> None:
+    """In a process of its own that may neither send mail nor ask anybody, on this test's own databases."""
+    with patch("jobs.contrib.crashtest.child.use"):
+        Children((), directory, is_sealed=True).do(work)
+
+
 def read(page: Path) -> None:
     """In a process of its own: tasks, schedules and receivers are for ever."""
     examples = Examples(page)
@@ -413,7 +419,7 @@ def read(page: Path) -> None:
     "page", [page for page in PAGES if fences(page, "python") and name_of(page) not in ELSEWHERE], ids=name_of
 )
 def test_each_line_of_the_python_runs(page, tmp_path):
-    Children((), tmp_path, is_sealed=True).do(lambda: read(page))
+    apart(tmp_path, lambda: read(page))
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md"])
@@ -532,7 +538,7 @@ def test_ours_do_something(tmp_path):
                 with contextlib.suppress(CommandError):
                     call_command("jobs", *words, stdout=io.StringIO(), skip_checks=True)
 
-    Children((), tmp_path, is_sealed=True).do(run_all)
+    apart(tmp_path, run_all)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
