@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import inspect
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial, wraps
 from typing import Any
@@ -200,11 +200,21 @@ def wrap(run: Any) -> Any:
     function = getattr(run, "__func__", run)
     is_bound = not isinstance(run, staticmethod)
 
-    @wraps(function)
-    def body(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _isolated(self):
-            made = function(*([self] if is_bound else []), *args, **kwargs)
-        return _awaited(made) if inspect.isawaitable(made) else _unless_suspended(made)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(*([self] if is_bound else []), *args, **kwargs)
+
+    if iscoroutinefunction(function):
+
+        @wraps(function)
+        async def body(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return _unless_suspended(await call(self, *args, **kwargs))
+
+    else:
+
+        @wraps(function)
+        def body(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with _isolated(self):
+                return _unless_suspended(call(self, *args, **kwargs))
 
     body.goes_on = True  # type: ignore[attr-defined]
     return body
@@ -214,10 +224,6 @@ def _unless_suspended(result: Any) -> Any:
     if (run := current_run()) is not None and (over := suspended(run)) is not None:
         raise over
     return result
-
-
-async def _awaited(made: Awaitable[Any]) -> Any:
-    return _unless_suspended(await made)
 
 
 def _isolated(task: Any) -> AbstractContextManager[None]:
