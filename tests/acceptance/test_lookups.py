@@ -14,7 +14,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from jobs.events.models import Event, Subscription
-from jobs.models import Batch, Effect, Job, Limit, Marker, Node, Overview, Schedule, tables
+from jobs.models import Batch, Effect, Job, Limit, Marker, Node, Overview, Schedule, Signal, tables
 from tests.helpers.rows import make, make_node
 
 pytestmark = pytest.mark.django_db
@@ -55,6 +55,7 @@ def rows(db) -> dict[type, object]:
             name="nightly", task="a.b", timing="daily", defined_at=now, last_tick=now - datetime.timedelta(hours=1)
         ),
         Limit: Limit.objects.create(name="@celery", concurrency=1),
+        Signal: Signal.objects.create(key="approved:1", payload={"password": SECRET}, taken_by=job.pk),
     }
     assert found.keys() == {*MODELS} - {Overview}, "each model with pages is tried"
     return found

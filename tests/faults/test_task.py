@@ -23,7 +23,7 @@ from tests.models import Effect, Order
 
 @pytest.mark.parametrize("how", ["deadline", "nul", "unspeakable"])
 @guard(Without("jobs.models.values:scrub", "text"), case="nul")
-@guard(Without("jobs.execution.finish:_entry", "str(exc)", call="safe_repr"), case="unspeakable")
+@guard(Without("jobs.execution.finish:entry", "str(exc)", call="safe_repr"), case="unspeakable")
 def test_exception_rolls_back_and_is_kept(ledger, how, settings):
     """Also one that cannot be pickled and has no text, and one whose text no database stores.
 
