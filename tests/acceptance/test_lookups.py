@@ -208,4 +208,4 @@ def test_each_link_of_each_filter_leads_to_a_list(admin_client):
         for link in links:
             assert admin_client.get(url + link).status_code == 200, url + link
         followed |= {model} if len(links) > 1 else set()
-    assert followed == {Job, Node, Effect, Marker, Event, Schedule, Subscription}
+    assert followed == {Job, Node, Effect, Marker, Event, Schedule, Signal, Subscription}

@@ -299,7 +299,7 @@ def commits_slowly(key):
     Without(
         "jobs.execution.pipeline:_attempt",
         "_NOTHING:",
-        clause="transaction.atomic(using) if task.atomic else _NOTHING:",
+        clause="transaction.atomic(using) if run.is_atomic else _NOTHING:",
     ),
     case="9",
 )
