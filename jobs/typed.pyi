@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from celery.canvas import Signature
 from celery.result import AsyncResult
@@ -72,8 +72,27 @@ class TaskOf(Task, Generic[P, R]):
         self, items: Iterable[tuple[Any, ...] | list[Any] | Mapping[str, Any]], using: str | None = None, **options: Any
     ) -> list[ResultOf[R]]: ...
 
+class AsyncTaskOf(TaskOf[P, R]):
+    """A task whose body is an ``async def``: a direct call gives the coroutine."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]: ...  # type: ignore[override]
+
+class _Binds(Protocol):
+    @overload
+    def __call__(self, body: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /) -> AsyncTaskOf[P, R]: ...
+    @overload
+    def __call__(self, body: Callable[Concatenate[Any, P], R], /) -> TaskOf[P, R]: ...
+
+class _Makes(Protocol):
+    @overload
+    def __call__(self, body: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTaskOf[P, R]: ...
+    @overload
+    def __call__(self, body: Callable[P, R], /) -> TaskOf[P, R]: ...
+
 Key = str | Callable[..., str | None] | None
 
+@overload
+def task(body: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTaskOf[P, R]: ...
 @overload
 def task(body: Callable[P, R], /) -> TaskOf[P, R]: ...
 @overload
@@ -95,7 +114,7 @@ def task(
     rate: str | float | None = None,
     limit_key: Key = None,
     **options: Any,
-) -> Callable[[Callable[Concatenate[Any, P], R]], TaskOf[P, R]]: ...
+) -> _Binds: ...
 @overload
 def task(
     *,
@@ -115,4 +134,4 @@ def task(
     rate: str | float | None = None,
     limit_key: Key = None,
     **options: Any,
-) -> Callable[[Callable[P, R]], TaskOf[P, R]]: ...
+) -> _Makes: ...

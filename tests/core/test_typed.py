@@ -93,12 +93,21 @@ def add(a: int, b: int = 1) -> str:
 def charge(self: Task, order: int) -> bool:
     return True
 
+@task(bind=True)
+async def ask(self: Task, order: int) -> bytes:
+    return b""
+@task
+async def look(order: int) -> bytes:
+    return b""
+
 same: TaskOf[[int], bool] = charge
 reveal_type(add.delay(1))  # jobs.typed.ResultOf[str]
 reveal_type(add.delay(1, b=2).get(timeout=3))  # str
 reveal_type(add(1))  # str
 reveal_type(charge.delay)  # def (order: int) -> jobs.typed.ResultOf[bool]
 reveal_type(charge.apply_async((1,), queue="mail", countdown=3).existing)  # bool
+reveal_type(ask.delay(1))  # jobs.typed.ResultOf[bytes]
+reveal_type(look.delay(1).get())  # bytes
 add.delay("1")  # error: Argument 1 to "delay" of "TaskOf" has incompatible type "str"
 charge.delay()  # error: Missing positional argument "order" in call to "delay" of "TaskOf"
 charge.apply_async((1,), countdown="soon")  # error: Argument "countdown" to "apply_async" of "TaskOf" has

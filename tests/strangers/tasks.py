@@ -1,6 +1,9 @@
 """A project's tasks, written for these packages."""
 
+import asyncio
+
 import celery_progress.backend
+import sentry_sdk
 import structlog
 from celery import shared_task
 
@@ -40,3 +43,11 @@ def kills():
     import signal
 
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+@shared_task
+async def divides_later(x, y):
+    sentry_sdk.set_tag("set in", "the body")
+    with sentry_sdk.start_span(op="wait", name="a moment"):
+        await asyncio.sleep(0.05)
+    return x / y

@@ -8,7 +8,7 @@ from tests import tasks
 from tests.helpers.harness import Worker, wait_ended
 from tests.helpers.servers import wait_for
 from tests.strangers import sentry
-from tests.strangers.tasks import divides, kills
+from tests.strangers.tasks import divides, divides_later, kills
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -58,3 +58,19 @@ def test_what_no_body_raised_is_an_event_as_well():
         wait_ended(kills.delay().id)
         assert worker.stop() == 0
     assert any("kills" in str(event.get("logentry")) for event in sentry.sent("event"))
+
+
+def test_an_async_body_has_a_scope_a_transaction_and_an_event():
+    with Worker(concurrency=1) as worker, sentry_sdk.start_transaction(name="sign up") as caller:
+        good, bad = divides_later.delay(1, 1), divides_later.delay(1, 0)
+        wait_ended(good.id, bad.id)
+        assert worker.stop() == 0
+    runs = transactions(divides_later)
+    assert {run["contexts"]["trace"]["trace_id"] for run in runs} == {caller.trace_id}
+    assert len(runs) == 2
+    for run in runs:
+        assert {"queue.process", "wait"} <= {span["op"] for span in run["spans"]}
+    [event] = sentry.sent("event")
+    assert event["exception"]["values"][-1]["type"] == "ZeroDivisionError"
+    assert event["tags"]["celery_task_id"] == bad.id
+    assert event["tags"]["set in"] == "the body"

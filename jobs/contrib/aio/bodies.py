@@ -19,6 +19,7 @@ from typing import Any
 
 from asgiref.sync import sync_to_async
 from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded
+from django.db import connections
 
 from jobs.conf import conf
 from jobs.conf.logs import log, logger
@@ -58,6 +59,7 @@ class Bodies:
         self.running: dict[Run, Awaited] = {}
         self.ticked_at = 0.0
         self.thread: int | None = None
+        self._executor: ThreadPoolExecutor | None = None
         self._is_retired = False
         self._tidy_at = 0.0
         #: Made before the worker forks. A process that waits for a plain job takes no wake-up of it, nor this of one.
@@ -74,6 +76,8 @@ class Bodies:
     def wait(self) -> None:
         while self.running:
             time.sleep(0.05)
+        if self._executor is not None:
+            self._executor.submit(connections.close_all)
 
     def _run(self, app: Any, hostname: str) -> None:
         try:

@@ -23,9 +23,11 @@ def around(run: Run) -> AbstractContextManager[None]:
 @contextmanager
 def _around(run: Run, integration: Any) -> Iterator[None]:
     with ExitStack() as entered:
+        span: AbstractContextManager[Any] = nullcontext()
         with _harmless():
-            _begin(run, integration, entered)
-        yield
+            span = _begin(run, integration, entered)
+        with span:
+            yield
         with _harmless():
             if (told := run.told) is not None:
                 integration._capture_exception(run.task, (type(told), told, told.__traceback__))
@@ -39,10 +41,11 @@ def _harmless() -> Iterator[None]:
         logger.error("Sentry failed, and the job goes on: %r", exc, extra={"action": "sentry_failed"})
 
 
-def _begin(run: Run, integration: Any, entered: ExitStack) -> None:
+def _begin(run: Run, integration: Any, entered: ExitStack) -> AbstractContextManager[Any]:
+    """Enter the scope and the transaction; returns the span of the body."""
     sdk, request, name = sys.modules["sentry_sdk"], run.request, run.task.name
     if sdk.get_client().get_integration("celery") is None:
-        return
+        return nullcontext()
     scope = entered.enter_context(sdk.isolation_scope())
     scope.clear_breadcrumbs()
     given = (request.id, request.args, request.kwargs, request)
@@ -51,6 +54,8 @@ def _begin(run: Run, integration: Any, entered: ExitStack) -> None:
     begun = sdk.continue_trace(request.headers or {}, op="queue.task.celery", source="task", **about)
     begun.set_status("ok")
     entered.enter_context(sdk.start_transaction(begun))
-    span = entered.enter_context(sdk.start_span(op="queue.process", **about))
+    span: Any = sdk.start_span(op="queue.process", **about)
     span.set_data("messaging.message.id", request.id)
     span.set_data("messaging.destination.name", run.job.queue)
+    found: AbstractContextManager[Any] = span
+    return found

@@ -426,7 +426,7 @@ def test_a_warm_stop_waits_for_them(pool, tmp_path):
         assert worker.process.poll() is None
         let_go(tmp_path, "a")
         [job] = wait_ended(result.id)
-        assert worker.process.wait(20) == 0
+        assert worker.process.wait(40) == 0
     assert (job.state, job.lease, effects()) == ("succeeded", 1, {"a": 1})
     assert Job.objects.get(pk=late.id).lease == 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import subprocess
@@ -531,3 +532,26 @@ def test_without_opentelemetry_an_event_has_no_headers():
     with connection.cursor() as cursor:
         cursor.execute("SELECT headers FROM jobs_event")
         assert cursor.fetchall() == [(None,)]
+
+
+async def sees_its_span():
+    async def child():
+        await asyncio.sleep(0)
+        return trace.get_current_span().get_span_context().span_id
+
+    before = trace.get_current_span().get_span_context().span_id
+    return [before, *await asyncio.gather(child(), child()), await asyncio.to_thread(_span_id)]
+
+
+def _span_id():
+    return trace.get_current_span().get_span_context().span_id
+
+
+def test_the_span_of_an_async_body_is_its_own_while_it_awaits(spans, declare):
+    with spans.span("request") as caller:
+        result = declare(body=sees_its_span).delay()
+    run_jobs()
+    process = spans.only("process")
+    assert Job.objects.get(pk=result.id).result == [process.context.span_id] * 4
+    assert process.context.trace_id != caller.get_span_context().trace_id
+    assert caller.get_span_context().trace_id in [trace_id for trace_id, _ in links(process)]
