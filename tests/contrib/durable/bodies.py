@@ -8,8 +8,10 @@ import time
 from contextlib import suppress
 
 from celery import shared_task
+from django.utils import timezone
 
 from jobs import Snooze
+from jobs.models import Job
 from tests.models import Effect
 from tests.tasks import effect as child_effect
 
@@ -132,3 +134,11 @@ def ten_steps(self, key: str):
 
 def nap(seconds: float) -> None:
     time.sleep(seconds)
+
+
+def job_of(result) -> Job:
+    return Job.objects.get(pk=result.id)
+
+
+def later(days: float) -> datetime.datetime:
+    return timezone.now() + datetime.timedelta(days=days)

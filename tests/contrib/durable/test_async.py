@@ -14,8 +14,7 @@ from jobs.models import Job
 from jobs.testing import run_jobs
 from tests import tasks
 from tests.contrib.durable import bodies
-from tests.contrib.durable.bodies import CALLS, DAY, FAIL
-from tests.contrib.durable.test_steps import job_of, later
+from tests.contrib.durable.bodies import CALLS, DAY, FAIL, job_of, later
 from tests.helpers.harness import effects
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]

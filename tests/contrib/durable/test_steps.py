@@ -5,12 +5,11 @@ from __future__ import annotations
 import datetime
 
 import pytest
-from celery import shared_task
+from celery import Celery, shared_task
 from django.db import connection, transaction
 from django.db.transaction import TransactionManagementError
 from django.test import TestCase
 from django.test.utils import CaptureQueriesContext
-from django.utils import timezone
 
 import jobs
 from jobs.contrib.durable.models import Signal, Step
@@ -19,7 +18,7 @@ from jobs.models import Job
 from jobs.testing import run_jobs, send_signal
 from tests import tasks
 from tests.contrib.durable import bodies
-from tests.contrib.durable.bodies import CALLS, DAY, FAIL
+from tests.contrib.durable.bodies import CALLS, DAY, FAIL, job_of, later
 from tests.helpers.harness import effects
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
@@ -29,14 +28,6 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 def _clean():
     CALLS.clear()
     FAIL.clear()
-
-
-def job_of(result) -> Job:
-    return Job.objects.get(pk=result.id)
-
-
-def later(days: float):
-    return timezone.now() + datetime.timedelta(days=days)
 
 
 def test_from_the_first_step_to_the_last():
@@ -461,9 +452,11 @@ def test_a_plain_call_just_does_it():
     ],
 )
 def test_what_does_not_go_together_is_refused_where_it_is_declared(options, says):
+    # Of an app of its own: every app has what is shared.
+    app = Celery("wrong", task_cls="jobs.task:Task", set_as_current=False)
     with pytest.raises((TypeError, ValueError), match=says):
 
-        @shared_task(bind=True, name=f"tests.durable.wrong {says}", **options)
+        @app.task(bind=True, name=f"tests.durable.wrong {says}", lazy=False, **options)
         def wrong(self):
             pass
 

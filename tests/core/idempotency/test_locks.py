@@ -72,7 +72,7 @@ def running(job=None, lease=1):
 
 @contextlib.contextmanager
 def as_run(job):
-    before = runs.current.set(SimpleNamespace(job=job, using="default", released=set()))
+    before = runs.current.set(SimpleNamespace(job=job, using="default", released=set(), task=tasks.noop))
     try:
         yield
     finally:
