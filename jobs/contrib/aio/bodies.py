@@ -60,7 +60,7 @@ class Bodies:
         self.ticked_at = 0.0
         self.thread: int | None = None
         self._executor: ThreadPoolExecutor | None = None
-        self._is_retired = False
+        self._is_retired = self._wakes_at_end = False
         self._tidy_at = 0.0
         #: Made before the worker forks. A process that waits for a plain job takes no wake-up of it, nor this of one.
         self._wakeup = Wakeup()
@@ -129,10 +129,10 @@ class Bodies:
                 self._begin(run)
             size = min(2 * size, MOST) if is_more else FIRST
             if not is_more or not self._slots:
-                await self._sleep(is_more)
+                await self._sleep(not self._slots or self._is_retired)
 
     async def _sleep(self, is_full: bool) -> None:
-        """Until a claim may find more."""
+        """Until a claim may find more. A process that has no place for more leaves the wake-ups to others."""
         self._wakes_at_end = is_full
         if not is_full:
             self.loop.add_reader(self._wakeup.fileno(), self._hear)

@@ -55,7 +55,7 @@ async def gated(self, key, directory):
     return self.commit(save, key)
 
 
-@shared_task
+@shared_task(atomic=False)
 def plain(key, started=None, gate=None):
     if started:
         Path(started).write_text(str(os.getpid()))
@@ -381,6 +381,7 @@ def test_the_death_of_a_process_counts_for_the_body_that_ran(tmp_path):
     assert effects() == {"a": 1, "dies": 1}
 
 
+@pytest.mark.skipif("connection.vendor == 'sqlite'", reason="a paused commit keeps the write lock")
 @pytest.mark.parametrize("point", ["before_commit", "after_completion"])
 def test_the_commit_of_a_worker_that_was_taken_for_dead_rolls_back(point):
     """It is stopped before its commit, and goes on when another one has run its job."""
