@@ -25,7 +25,7 @@ from jobs.conf import conf
 from jobs.errors import UniqueBusy, UniqueTaken
 from jobs.lifecycle import unique, wakeups
 from jobs.models import AWAITING, CLAIMABLE, ENDED, LIVE, UNSUCCESSFUL, WAITING, Cancellation, Job, Node, State
-from jobs.models.columns import ORDER, Part, named
+from jobs.models.columns import ADDED, ORDER, Part, named
 from jobs.models.values import scrub
 from jobs.store import databases
 from jobs.store.base import owned
@@ -177,7 +177,8 @@ def suspend(job: Job, run_at: Any, waits_for: str | None, error: dict[str, Any] 
     """Its body waits for a time or for something to come (:func:`wake`), which counts nowhere."""
     # It has started, so another of its unique key may wait.
     free: dict[str, Any] = {"unique_key": None} if job.unique_key is not None and job.unique_until == "started" else {}
-    return _wait(job, run_at, error, waits_for=waits_for, expires_at=expires_at, **free)
+    # It got on: what it met before is no sign that it never ends.
+    return _wait(job, run_at, error, waits_for=waits_for, expires_at=expires_at, crashes=0, node_losses=0, **free)
 
 
 def lose(job: Job, error: dict[str, Any], limit: int) -> bool:
@@ -476,7 +477,7 @@ def _cancel(ids: Sequence[uuid.UUID], using: str, kind: str, why: str, is_told: 
         waiting = Job.objects.using(using).filter(pk__in=ids, state__in=WAITING)
         error = error_entry(kind, why)
         # Read before the update: after it a row no longer shows that it was this call that cancelled it.
-        rows = waiting.select_for_update().only("id", "options", "task", "queue", "lease", "parent_id", "root")
+        rows = waiting.select_for_update().only("id", "options", "task", "queue", "lease", "parent_id", "root", *ADDED)
         written = [write for job in rows for write in _written_with(job, error)] if is_told else []
         done = waiting.update(**_ended(State.CANCELLED, error))
         for write in written:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial, wraps
+from hashlib import sha256
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
@@ -15,6 +16,7 @@ from django.utils import timezone
 from django.utils.module_loading import import_string
 
 from jobs.contrib.durable.history import history_of, is_in_step, suspended
+from jobs.contrib.durable.models import Step
 from jobs.contrib.durable.signals import check_key
 from jobs.errors import LONGEST
 from jobs.lifecycle.run import current_run
@@ -56,19 +58,27 @@ def step(
         raise TypeError(f"the function of the step {name!r} is async")
     if (history := history_of(self)) is None:
         return function(*args, **kwargs)
-    call = partial(_through_ledger, self, name, function) if effect else function
     undo = None if on_cancel is None else _undo(on_cancel, args, kwargs)
-    return history.step(name, partial(call, *args, **kwargs), retries, undo, not effect)
+    call = partial(_through_ledger, self, function, args, kwargs) if effect else partial(function, *args, **kwargs)
+    return history.step(name, call, retries, undo, not effect)
 
 
-def _through_ledger(self: Any, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    # Both are extensions, and durable tasks do without the ledger until one asks for it.
-    from jobs.contrib.effects.ledger import effect as ledger
-
-    with ledger(name, str(self.job.pk)) as call:
+def _through_ledger(self: Any, function: Callable[..., Any], args: Any, kwargs: Any, row: Step) -> Any:
+    with _ledger(self, row) as call:
         if not call.done:
             call.answered(function(*args, **_keyed(function, call, kwargs)))
     return call.answer
+
+
+def _ledger(self: Any, row: Step) -> Any:
+    """The call of this very step: a second one of the name, and one that is made anew, is another call."""
+    # Both are extensions, and durable tasks do without the ledger until one asks for it.
+    from jobs.contrib.effects.ledger import effect
+
+    name, _, number = row.name.partition("#")
+    if len(name) > 100:
+        name = f"{name[:60]} {sha256(name.encode()).hexdigest()[:32]}"
+    return effect(name, str(self.job.pk), *filter(None, (number, row.key.strip())))
 
 
 def _undo(function: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
@@ -77,7 +87,7 @@ def _undo(function: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any
         found = import_string(path)
     except ImportError:
         found = None
-    if found is not function:
+    if found is not function or iscoroutinefunction(function):
         raise TypeError(
             f"on_cancel={function!r} must be a function of a module: another process has to find it by name"
         )
@@ -140,15 +150,17 @@ async def astep(self: Any, name: str, function: Callable[..., Any], *args: Any, 
     said = {option: options.pop(option, None) for option in ("retries", "effect", "on_cancel")}
     if (history := await sync_to_async(history_of)(self)) is None:
         return await function(*args, **options)
-    call = partial(_athrough_ledger, self, name, function) if said["effect"] else function
+    call = _athrough_ledger if said["effect"] else _awaited
     undo = None if said["on_cancel"] is None else _undo(said["on_cancel"], args, options)
-    return await history.astep(name, partial(call, *args, **options), said["retries"], undo)
+    return await history.astep(name, partial(call, self, function, args, options), said["retries"], undo)
 
 
-async def _athrough_ledger(self: Any, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    from jobs.contrib.effects.ledger import effect as ledger
+async def _awaited(self: Any, function: Callable[..., Any], args: Any, kwargs: Any, row: Step) -> Any:
+    return await function(*args, **kwargs)
 
-    around: Any = ledger(name, str(self.job.pk))
+
+async def _athrough_ledger(self: Any, function: Callable[..., Any], args: Any, kwargs: Any, row: Step) -> Any:
+    around = _ledger(self, row)
     call = await sync_to_async(around.__enter__)()
     try:
         if not call.done:

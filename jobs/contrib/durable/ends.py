@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from celery import current_app
 from django.db import transaction
 
 from jobs.contrib.durable import signals
@@ -25,16 +26,20 @@ def after_child(job: Any) -> None:
 
 def of(job: Any, error: Mapping[str, Any]) -> Callable[[], None] | None:
     """What to write in the transaction that ends a job without success."""
-    using = str(job._state.db)
+    using, task = str(job._state.db), current_app.tasks.get(job.task)
+    if task is not None and not getattr(task, "durable", False):
+        return None if getattr(job, "batch_id", None) is None else lambda: after_child(job)
     steps, batch_id = Step.objects.using(using).filter(job=job.pk), getattr(job, "batch_id", None)
-    undo = error["type"] in CANCELLED and steps.filter(on_cancel__isnull=False, state=Step.State.DONE).exists()
+    done = steps.filter(on_cancel__isnull=False, state=Step.State.DONE).order_by("-pk")
+    undo = [{**row.on_cancel, "name": row.name} for row in done] if error["type"] in CANCELLED else []
     waited = list(steps.filter(kind=Step.Kind.WAIT, state=Step.State.WAITING).values_list("key", flat=True))
     if not undo and not waited and batch_id is None:
         return None
 
     def write() -> None:
         if undo:
-            transitions.add_own("jobs.compensate", [str(job.pk)], using, job.queue, job)
+            # With all that it needs: the job may be retried before it runs.
+            transitions.add_own("jobs.compensate", [str(job.pk), undo], using, job.queue, job)
         for key in waited:
             # It may have been woken for a signal that it did not take.
             transaction.on_commit(partial(signals.wake_if_there, key, using), using=using, robust=True)

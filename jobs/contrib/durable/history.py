@@ -10,24 +10,23 @@ The way of Temporal and DBOS, with the effects of a step in Django's own transac
 from __future__ import annotations
 
 import datetime
-import math
 import random
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from asgiref.sync import sync_to_async
 from celery.canvas import Signature
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from celery.utils.time import get_exponential_backoff_interval
 from django.db import Error, transaction
-from django.db.models import BooleanField, Exists, ExpressionWrapper, OuterRef, Q
-from django.db.models.functions import Now
+from django.db.models import BooleanField, Exists, ExpressionWrapper, OuterRef, Q, Value
+from django.db.models.functions import Concat, Now
 from django.db.transaction import TransactionManagementError
+from django.utils import timezone
 
 from jobs import store
 from jobs.backend import exception_of
@@ -62,22 +61,24 @@ INTERRUPTED = 0
 #: What a function raises that says what the job is to do, and not what became of the step.
 _OF_THE_JOB = (Ignore, Reject, Retry, SoftTimeLimitExceeded)
 
-_histories: WeakKeyDictionary[Run, History] = WeakKeyDictionary()
-
 
 def history_of(task: Any) -> History | None:
     """What the job of this run has done so far; None in a plain call of the task, which makes no job."""
     run = current_run()
     if run is None or run.task.name != task.name:
         return None
-    if (found := _histories.get(run)) is None:
-        found = _histories[run] = History(run)
+    if (found := _of(run)) is None:
+        found = vars(run)["history"] = History(run)
     return found
+
+
+def _of(run: Run) -> History | None:
+    return vars(run).get("history")
 
 
 def suspended(run: Run) -> Suspended | None:
     """What this run has ended with already."""
-    return found.suspended if (found := _histories.get(run)) is not None else None
+    return found.suspended if (found := _of(run)) is not None else None
 
 
 class _NotOurs(Exception):
@@ -85,7 +86,7 @@ class _NotOurs(Exception):
 
 
 def is_in_step(run: Run) -> bool:
-    return (found := _histories.get(run)) is not None and found.is_in_step
+    return (found := _of(run)) is not None and found.is_in_step
 
 
 class History:
@@ -96,6 +97,9 @@ class History:
         rows = Step.objects.using(run.using).filter(job=run.job.pk).order_by("pk")
         rows = rows.annotate(is_over=ExpressionWrapper(Q(until__lte=Now()), BooleanField()))
         self._rows = {row.name: row for row in rows}
+        #: What earlier runs have written, in this order.
+        self._earlier = [row.pk for row in self._rows.values()]
+        self._began = timezone.now()
         self._met: Counter[str] = Counter()
         #: The last row of an earlier run that this run has met.
         self._last = 0
@@ -106,14 +110,14 @@ class History:
     def step(
         self,
         name: str,
-        function: Callable[[], Any],
+        function: Callable[..., Any],
         retries: int | None = None,
         on_cancel: dict[str, Any] | None = None,
         is_atomic: bool = True,
     ) -> Any:
         """
         Parameters:
-            is_atomic: the function runs in the transaction of the step, else before it.
+            is_atomic: the function runs in the transaction of the step, else before it: then it gets the row.
         """
         row = self._step(name, on_cancel)
         if row.state == DONE:
@@ -121,8 +125,8 @@ class History:
         try:
             if is_atomic:
                 return self._commit(row, function)
-            result = self._inside(function)
-            return self._commit(row, lambda: result)
+            result = self._inside(partial(function, row))
+            return self._commit(row, lambda: result, heeds=False)
         except _OF_THE_JOB:
             raise
         except Exception as exc:
@@ -132,7 +136,7 @@ class History:
     async def astep(
         self,
         name: str,
-        function: Callable[[], Awaitable[Any]],
+        function: Callable[[Step], Awaitable[Any]],
         retries: int | None = None,
         on_cancel: dict[str, Any] | None = None,
     ) -> Any:
@@ -141,8 +145,8 @@ class History:
         if row.state == DONE:
             return decoded(row.result)
         try:
-            result = await function()
-            return await sync_to_async(self._commit)(row, lambda: result)
+            result = await function(row)
+            return await sync_to_async(self._commit)(row, lambda: result, heeds=False)
         except _OF_THE_JOB:
             raise
         except Exception as exc:
@@ -202,7 +206,7 @@ class History:
     def version(self, name: str) -> bool:
         row = self._meet(name, VERSION)
         if row.pk is None:
-            if any(each.pk > self._last for each in self._rows.values()):
+            if self._earlier and self._earlier[-1] > self._last:
                 # An earlier run has gone past this point without it.
                 return False
             self._commit(row, lambda: True)
@@ -231,7 +235,8 @@ class History:
         if (row := self._rows.get(full)) is not None:
             if row.kind != kind:
                 raise RuntimeError(f"{full!r} was a {row.kind} when the job reached it, and is a {kind} now: rename it")
-            self._last = max(self._last, row.pk)
+            if row.pk is not None:
+                self._last = max(self._last, row.pk)
             return row
         if len(self._rows) >= MOST:
             exc = RuntimeError(
@@ -256,23 +261,27 @@ class History:
             row.made_at = now_plus(row.began - time.monotonic())
         row.save(using=self.using)
 
-    def _commit(self, row: Any, work: Callable[[], Any], state: str = DONE) -> Any:
-        """Do it in one transaction with its row and the fence, and keep what it returns."""
+    def _commit(self, row: Any, work: Callable[[], Any], state: str = DONE, heeds: bool = True) -> Any:
+        """Do it in one transaction with its row and the fence, and keep what it returns.
+
+        Parameters:
+            heeds: not if the job was asked to end. What has happened outside is kept all the same.
+        """
         pauses = iter(RERUNS)
         while True:
             try:
-                kept = self._attempt(row, work, state)
+                kept = self._attempt(row, work, state, heeds)
             except Exception as exc:
                 # It met another transaction: the same again may go well. The fence looks whether the job is still ours.
                 if not databases.is_conflict(exc) or (pause := next(pauses, None)) is None:
                     raise
                 time.sleep(random.uniform(0, pause))
             else:
-                self._rows[row.name], self._last = row, max(self._last, row.pk)
+                self._rows[row.name] = row
                 reach("after_step")
                 return decoded(kept)
 
-    def _attempt(self, row: Any, work: Callable[[], Any], state: str) -> Any:
+    def _attempt(self, row: Any, work: Callable[[], Any], state: str, heeds: bool) -> Any:
         at, is_sent, is_lost = store.of(self.using), False, False
         try:
             with at.write_mutex(), transaction.atomic(using=self.using):
@@ -280,7 +289,7 @@ class History:
                     at.prepare_body()
                     kept = jsonable(self._inside(work), f"the result of the step {row.name!r}")
                     is_sent = True
-                    self._end_step(row, kept, state)
+                    self._end_step(row, kept, state, heeds)
                     reach("before_step")
                 except BaseException as exc:
                     # Before the end of the block, which opens a new connection in place of a broken one.
@@ -294,7 +303,10 @@ class History:
         except Exception as exc:
             finish.let_end(exc)
             if is_sent and (found := self._committed(row, state)) is not None:
-                row.pk = found.pk
+                row.pk, row.state = found.pk, state
+                if isinstance(exc, SoftTimeLimitExceeded):
+                    # It struck in the commit: the step is done, and the body hears of it.
+                    raise
                 return found.result
             is_refused = is_sent and isinstance(exc, Error) and finish.is_passing(exc)
             if (is_lost or is_refused) and not databases.is_conflict(exc):
@@ -309,29 +321,28 @@ class History:
         finally:
             self.is_in_step = False
 
-    def _end_step(self, row: Any, kept: Any, state: str) -> None:
+    def _end_step(self, row: Any, kept: Any, state: str, heeds: bool) -> None:
         """The fence, and the row. Where one statement does it, the COMMIT goes with it."""
-        row.result, has_deadline, is_done = kept, bool(self.run.task.deadline), None
+        row.result, is_done = kept, None
         if row.pk is None and state == DONE:
-            is_done = write_done(self.job, row, time.monotonic() - row.began, has_deadline)
+            is_done = write_done(self.job, row, time.monotonic() - row.began, heeds, self._deadline)
         if is_done is not None:
             if not is_done:
                 raise _NotOurs
-            # It comes after all that an earlier run has written.
-            row.pk, row.state = math.inf, state
+            row.state = state
             return
-        self._hold()
+        self._hold(heeds)
         self._put(row, state=state, error=None, **({"done_at": Now()} if state == DONE else {}))
 
-    def _hold(self) -> None:
+    def _hold(self, heeds: bool = True) -> None:
         """The fence. From here on nobody takes the job away until the transaction ends."""
         asked = Cancellation.objects.using(self.using).filter(pk=OuterRef("pk"))
-        is_late = ExpressionWrapper(Q(expires_at__lte=Now()), BooleanField())
-        found = owned(self.job).annotate(is_asked=Exists(asked), is_late=is_late)
-        row = found.select_for_update().values_list("is_asked", "is_late").first()
+        found = owned(self.job).annotate(is_asked=Exists(asked), now=Now())
+        row = found.select_for_update().values_list("is_asked", "now").first()
         if row is None:
             raise LostLease("this run lost its lease; its step is rolled back")
-        if row[0] or (row[1] and self.run.task.deadline):
+        is_late = self._deadline is not None and row[1] >= self._deadline
+        if heeds and (row[0] or is_late):
             raise Cancel("it was asked to end" if row[0] else "its deadline is over")
 
     def _committed(self, row: Step, state: str) -> Step | None:
@@ -366,7 +377,7 @@ class History:
 
         def write() -> bool:
             with transaction.atomic(using=self.using):
-                done = transitions.suspend(self.job, run_at, waits_for, error, self._deadline())
+                done = transitions.suspend(self.job, run_at, waits_for, error, self._deadline)
                 if done and self.job.state == State.SCHEDULED:
                     self._put(row, state=WAITING, error=error)
                 reach("before_suspend")
@@ -378,9 +389,14 @@ class History:
         self.suspended = Suspended(text, write)
         return self.suspended
 
-    def _deadline(self) -> Any:
+    @cached_property
+    def _deadline(self) -> datetime.datetime | None:
         """When the job is to be cancelled at the latest. What its call said (``expires=``) was about its start."""
-        return self.job.created_at + self.run.task.deadline if self.run.task.deadline else None
+        if self.run.task.deadline is None:
+            return None
+        found = self.job.created_at + self.run.task.deadline
+        # A run that begins after it was asked for by hand.
+        return found if found > self._began else None
 
     def _lost(self, exc: Exception) -> Suspended:
         error = finish.entry(self.run, exc)
@@ -453,7 +469,7 @@ class History:
                 raise TypeError(f"self.gather() takes calls of transactional tasks, [task.s(...)], and not {each!r}")
             if "unique" in task.key_templates:
                 raise TypeError(f"{task.name} has unique=: its job may be another call's, and is nobody's child")
-        told = app.tasks["jobs.wake"].si(str(self.job.pk))
+        told = app.tasks["jobs.wake"].si(str(self.job.pk), row.name).set(queue=self.job.queue)
         with batch(f"{self.job.task}: {row.name}", told, told, self.using) as made:
             row.key = str(made.pk)
             first = next(iter(signatures), None)
@@ -491,12 +507,15 @@ def wake_parent(batch_id: Any, using: str) -> None:
 def run_again(jobs: Any, using: str) -> None:
     """Jobs (a queryset of ended ones) are retried: each goes on at the step that failed."""
     rows = Step.objects.using(using).filter(job__in=jobs.values("pk"))
-    later = Step.objects.using(using).filter(job=OuterRef("job"), pk__gt=OuterRef("pk"))
-    rows.filter(~Exists(later), state=FAILED).update(state=WAITING, failures=0, done_at=None)
-    rows.filter(kind=SLEEP).update(lease=INTERRUPTED)
-    # These were taken back.
+    others = Step.objects.using(using).filter(job=OuterRef("job"))
+    # What failed before, the body has caught.
+    failed = rows.filter(~Exists(others.filter(done_at__gt=OuterRef("done_at"))), state=FAILED)
+    failed.update(state=WAITING, failures=0, done_at=None)
+    rows.filter(~Exists(others.filter(pk__gt=OuterRef("pk"))), kind=SLEEP).update(lease=INTERRUPTED)
+    # These were taken back. An external call that is made again is another one for the ledger.
     cancelled = jobs.filter(state=State.CANCELLED).values("pk")
-    Step.objects.using(using).filter(job__in=cancelled, on_cancel__isnull=False).delete()
+    undone = Step.objects.using(using).filter(job__in=cancelled, on_cancel__isnull=False, state=DONE)
+    undone.update(state=WAITING, result=None, done_at=None, key=Concat("key", Value("again ")))
 
 
 def forget(job_id: Any, name: str, using: str) -> bool:

@@ -46,7 +46,8 @@ class Step(Completed):
     failures = models.PositiveIntegerField(_("failures"), default=0)
     #: When a sleep ends, a wait is given up, or the next attempt begins.
     until = models.DateTimeField(_("until"), null=True)
-    #: The signal that a wait is for; the batch of a gather's children.
+    #: The signal that a wait is for; the batch of a gather's children; of a step, "again" for each time that it was
+    #: taken back.
     key = models.CharField(_("key"), max_length=255, blank=True, default="")
     #: What takes it back if the job is cancelled: ``{"function": "app.module:name", "args": [], "kwargs": {}}``.
     on_cancel = JSONText(null=True)

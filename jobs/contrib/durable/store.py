@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from typing import Any
 
 from jobs import store
@@ -16,28 +17,30 @@ _DONE = """
 WITH own AS MATERIALIZED (
     SELECT id FROM jobs_job
     WHERE id = {0} AND state = 'running' AND lease = {1} AND token = {2}
-      AND NOT EXISTS (SELECT 1 FROM jobs_cancellation WHERE job = {0})
-      AND (NOT {3} OR expires_at > statement_timestamp())
+      AND (NOT {3} OR NOT EXISTS (SELECT 1 FROM jobs_cancellation WHERE job = {0}))
+      AND (NOT {3} OR statement_timestamp() < COALESCE({10}, 'infinity'))
     FOR UPDATE
 )
 INSERT INTO jobs_step (job, name, kind, state, lease, result, failures, key, on_cancel, made_at, done_at)
 SELECT {0}, {4}, {5}, 'done', {1}, {6}, 0 / (SELECT count(*) FROM own), {7}, {8},
     statement_timestamp() - {9} * interval '1 second', statement_timestamp()
 """
-_TYPES = "uuid, int, bigint, boolean, text, text, json, text, json, double precision"
+_TYPES = "uuid, int, bigint, boolean, text, text, json, text, json, double precision, timestamptz"
 
 
-def write_done(job: Job, step: Step, took: float, has_deadline: bool) -> bool | None:
+def write_done(job: Job, step: Step, took: float, heeds: bool, deadline: datetime.datetime | None) -> bool | None:
     """Insert a step that is done, and commit. False: the fence did not hold; None: this database takes two steps.
 
     Parameters:
         took: seconds.
+        heeds: not if the job was asked to end, or after its deadline.
     """
     at = store.of(str(job._state.db))
     if not at.writes_at_once:
         return None
     text = session_of(at.using).literal
-    own = f"'{job.pk}'", str(job.lease), str(job.token), str(has_deadline and job.expires_at is not None)
+    own = f"'{job.pk}'", str(job.lease), str(job.token), str(heeds)
     said = text(step.name), text(str(step.kind)), json_literal(step.result), text(step.key)
     write_last: Any = at.write_last  # type: ignore[attr-defined]
-    return bool(write_last(_TYPES, _DONE, (*own, *said, json_literal(step.on_cancel), f"{took:.6f}"), "before_step"))
+    last = json_literal(step.on_cancel), f"{took:.6f}", f"'{deadline.isoformat()}'" if deadline else "NULL"
+    return bool(write_last(_TYPES, _DONE, (*own, *said, *last), "before_step"))

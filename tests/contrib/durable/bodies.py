@@ -11,6 +11,8 @@ from celery import shared_task
 from django.utils import timezone
 
 from jobs import Snooze
+from jobs.lifecycle import transitions
+from jobs.lifecycle.run import current_job
 from jobs.models import Job
 from tests.models import Effect
 from tests.tasks import effect as child_effect
@@ -142,3 +144,25 @@ def job_of(result) -> Job:
 
 def later(days: float) -> datetime.datetime:
     return timezone.now() + datetime.timedelta(days=days)
+
+
+ASKED: list[str] = []
+
+
+def call(key: str, idempotency_key: str) -> str:
+    """Somebody asks the job to end while the call is made, if that is wanted."""
+    ASKED.append(idempotency_key)
+    if key == "cancelled":
+        assert transitions.ask_to_end(current_job().pk, "default")
+    return key
+
+
+@shared_task(bind=True, durable=True, name="tests.durable.charges_all")
+def charges_all(self, keys: list):
+    found = [self.step("charge", call, key, effect=True, on_cancel=refund) for key in keys]
+    self.wait_for("go")
+    return found
+
+
+def refund(key: str, **_: object) -> None:
+    Effect.objects.create(key=f"refund {key}")

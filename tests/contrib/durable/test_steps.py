@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import gc
 
 import pytest
 from celery import Celery, shared_task
@@ -12,13 +13,14 @@ from django.test import TestCase
 from django.test.utils import CaptureQueriesContext
 
 import jobs
+from jobs.contrib.durable.history import History
 from jobs.contrib.durable.models import Signal, Step
 from jobs.lifecycle import transitions
 from jobs.models import Job
 from jobs.testing import run_jobs, send_signal
 from tests import tasks
 from tests.contrib.durable import bodies
-from tests.contrib.durable.bodies import CALLS, DAY, FAIL, job_of, later
+from tests.contrib.durable.bodies import ASKED, CALLS, DAY, FAIL, job_of, later
 from tests.helpers.harness import effects
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
@@ -529,3 +531,130 @@ def test_another_of_its_unique_key_may_wait_once_it_has_started(until):
     assert second.existing == (until == "finished")
     run_jobs(until=later(3))
     assert {job_of(each).result for each in (first, second)} == {"done"}
+
+
+def test_each_external_call_of_a_name_is_made():
+    ASKED.clear()
+    result = bodies.charges_all.delay(["a", "b"])
+    run_jobs()
+    assert [f"charge:{result.id}", f"charge:{result.id}:2"] == ASKED
+    jobs.signal("go")
+    run_jobs()
+    assert job_of(result).result == ["a", "b"]
+
+
+def test_a_call_that_was_made_while_somebody_cancelled_is_taken_back():
+    ASKED.clear()
+    result = bodies.charges_all.delay(["cancelled", "b"])
+    run_jobs()
+    assert (job_of(result).state, len(ASKED)) == ("cancelled", 1)
+    assert effects() == {"refund cancelled": 1}
+
+
+def test_a_retry_makes_anew_what_was_taken_back_whatever_comes_first():
+    ASKED.clear()
+    result = bodies.charges_all.delay(["a"])
+    run_jobs()
+    key = job_of(result).pk
+    assert transitions.cancel(key, "default")
+    assert transitions.retry_by_hand(key, "default")
+    run_jobs()
+    # It was taken back once, and made once more, under a key of its own.
+    assert effects() == {"refund a": 1}
+    assert [f"charge:{key}", f"charge:{key}:again"] == ASKED
+    assert job_of(result).waits_for == "signal:go"
+
+
+def test_a_retry_does_not_sleep_through_what_was_ended_by_hand():
+    @shared_task(bind=True, durable=True, name="tests.durable.ended_by_hand")
+    def ended_by_hand(self):
+        self.sleep(30 * DAY)
+        self.step("a", bodies.leave, "a", retries=0)
+
+    FAIL["a"] = [LookupError()]
+    result = ended_by_hand.delay()
+    run_jobs()
+    assert transitions.run_now(job_of(result).pk, "default")
+    run_jobs(raises=False)
+    assert job_of(result).state == "failed"
+    assert transitions.retry_by_hand(job_of(result).pk, "default")
+    run_jobs()
+    assert job_of(result).state == "succeeded"
+
+
+def test_a_retry_gets_past_the_failed_step_whatever_was_added_before_it():
+    has_more = False
+
+    @shared_task(bind=True, durable=True, name="tests.durable.more_steps")
+    def more_steps(self):
+        if has_more:
+            self.step("new", bodies.leave, "new")
+        self.step("a", bodies.leave, "a", retries=1)
+
+    FAIL["a"] = [LookupError(), LookupError()]
+    result = more_steps.delay()
+    run_jobs()
+    has_more = True
+    run_jobs(until=later(1), raises=False)
+    assert job_of(result).state == "failed"
+    assert transitions.retry_by_hand(job_of(result).pk, "default")
+    run_jobs()
+    assert (job_of(result).state, effects()) == ("succeeded", {"a": 1, "new": 1})
+
+
+def test_expires_is_about_the_start_also_of_a_task_with_a_deadline():
+    @shared_task(bind=True, durable=True, deadline=DAY, name="tests.durable.expires_soon")
+    def expires_soon(self):
+        Job.objects.filter(pk=self.job.pk).update(expires_at=later(-1))
+        self.step("a", bodies.leave, "a")
+
+    result = expires_soon.apply_async(expires=60)
+    run_jobs()
+    assert job_of(result).state == "succeeded"
+
+
+def test_a_job_whose_deadline_is_over_runs_again_by_hand():
+    result = bodies.late.delay("k")
+    run_jobs()
+    Job.objects.filter(pk=result.id).update(made_at=later(-2))
+    assert transitions.cancel(job_of(result).pk, "default")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Job, "created_at", property(lambda job: later(-2)))
+        assert transitions.retry_by_hand(job_of(result).pk, "default")
+        run_jobs()
+    assert job_of(result).state == "scheduled", job_of(result).error
+
+
+def test_a_new_step_before_a_version_does_not_hide_what_has_gone_past_it():
+    is_new = False
+
+    @shared_task(bind=True, durable=True, name="tests.durable.version_after_a_new_step")
+    def version_after_a_new_step(self):
+        if is_new:
+            self.step("new", bodies.leave, "new")
+            way = "new" if self.version("2026-11") else "old"
+        else:
+            way = "old"
+        self.step(f"second {way}", bodies.leave, way)
+        self.sleep(DAY)
+        return way
+
+    result = version_after_a_new_step.delay()
+    run_jobs()
+    is_new = True
+    run_jobs(until=later(2))
+    assert job_of(result).result == "old"
+
+
+def test_what_tells_of_the_children_is_in_the_queue_of_the_parent():
+    bodies.gathers.apply_async(([tasks.effect.s("a")],), queue="mail")
+    run_jobs()
+    assert Job.objects.get(task="jobs.wake").queue == "mail"
+
+
+def test_a_run_takes_its_history_along():
+    before = len([each for each in gc.get_objects() if isinstance(each, History)])
+    bodies.steps.delay(["a"])
+    run_jobs()
+    gc.collect()
+    assert len([each for each in gc.get_objects() if isinstance(each, History)]) <= before
