@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction
@@ -29,7 +30,9 @@ class Commit:
                 "self.commit() is called in the transaction of the completion, and a plain body with atomic=False has "
                 "none: leave atomic=False out, or make the body an async def"
             )
-        return self._function(*self._args, **self._kwargs)
+        # A deadlock runs it again, and it may change what it was given.
+        args, kwargs = deepcopy((self._args, self._kwargs))
+        return self._function(*args, **kwargs)
 
     def alone(self) -> Any:
         """Call it in a transaction of its own: of a plain call there is nothing to complete."""

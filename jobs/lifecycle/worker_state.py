@@ -391,6 +391,11 @@ class ProcessState:
         values = (NAMED, lease, token, batch, now, self.soft_at, self.hard_at, job.bytes)
         _SLOT.pack_into(self._memory, self._offset, *values)
 
+    def limit(self, soft_at: float, hard_at: float) -> None:
+        """Its limits on the monotonic clock; 0: there is none."""
+        self.soft_at, self.hard_at = soft_at, hard_at
+        struct.pack_into("<dd", self._memory, self._offset + 40, soft_at, hard_at)
+
     def retoken(self, token: int) -> None:
         """The job has a token of its own. What waits behind it keeps that of the claim."""
         struct.pack_into("<q", self._memory, self._offset + 16, token)

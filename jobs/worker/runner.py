@@ -1,5 +1,6 @@
 """A process, or a thread, that claims jobs for itself and runs them, claim by claim."""
 
+import inspect
 import logging
 import math
 import random
@@ -83,6 +84,8 @@ class Runner:
         #: For each task, how many seconds a run takes.
         self._means: dict[str, float] = {}
         self._next = 1
+        #: How many the last claim asked for.
+        self._asked = 0
         #: The tasks that only other workers know, and until when claims leave them alone.
         self._unknown: dict[str, float] = {}
         #: What could not be finished for want of a database.
@@ -348,6 +351,10 @@ class Runner:
         signal.signal(signal.SIGUSR1, strike)
 
 
+#: Of the code of coroutines and generators.
+_SUSPENDS = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
+
+
 def let_go(error: BaseException) -> None:
     """Empty the frames of a run that raised: else what its body held would live until Python collects garbage.
 
@@ -356,6 +363,9 @@ def let_go(error: BaseException) -> None:
     causes = [error, *filter(None, [error.__cause__])]
     for each in (each for cause in causes for each in finish.chain(cause)):
         for frame, _ in traceback.walk_tb(each.__traceback__):
+            if frame.f_code.co_flags & _SUSPENDS:
+                # It may be another body's, which goes on later: two of them can meet one exception.
+                continue
             with suppress(RuntimeError):
                 frame.clear()
                 # Celery has looked at them, and up to Python 3.12 a frame keeps what was seen then.

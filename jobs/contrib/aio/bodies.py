@@ -41,6 +41,9 @@ FIRST, MOST = 10, 200
 #: Seconds for which a full process waits when bodies end, so that it claims for several.
 GATHER = 0.02
 
+#: Seconds until it is tried again to have slots for its bodies.
+PAUSE = 5.0
+
 #: Seconds between two looks at who is asked to end.
 TICK = 0.25
 
@@ -60,7 +63,7 @@ class Bodies:
         self.ticked_at = 0.0
         self.thread: int | None = None
         self._executor: ThreadPoolExecutor | None = None
-        self._is_retired = self._wakes_at_end = False
+        self._is_retired = self._wakes_at_end = self._ticks = False
         self._tidy_at = 0.0
         #: Made before the worker forks. A process that waits for a plain job takes no wake-up of it, nor this of one.
         self._wakeup = Wakeup()
@@ -80,11 +83,7 @@ class Bodies:
             self._executor.submit(connections.close_all)
 
     def _run(self, app: Any, hostname: str) -> None:
-        try:
-            first, *self._slots = worker_state.take_block(conf().ASYNC_CONCURRENCY)
-        except RuntimeError as exc:
-            logger.error("this process runs no async bodies: %s", exc, extra=worker_state.about("loop_failed"))
-            return
+        first, *self._slots = self._block()
         self._runner = AsyncRunner(app, hostname, self.tasks, first)
         self._executor = ThreadPoolExecutor(1, "jobs-async")
         self.thread, self.loop = threading.get_ident(), asyncio.new_event_loop()
@@ -102,6 +101,16 @@ class Bodies:
                 if claims.done():
                     time.sleep(1.0)
                     claims = self.loop.create_task(self._claim_forever())
+
+    def _block(self) -> list[ProcessState]:
+        """The slots of its bodies. Those of a process that died are free again when its bodies were finished."""
+        while True:
+            try:
+                return worker_state.take_block(conf().ASYNC_CONCURRENCY)
+            except RuntimeError as exc:
+                text = "this process runs no async bodies at the moment: %s"
+                logger.error(text, exc, extra=worker_state.about("loop_failed"))
+                time.sleep(PAUSE)
 
     def _make_task(self, loop: Any, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
         """Know whose body it is part of."""
@@ -156,8 +165,8 @@ class Bodies:
     def _begin(self, run: Run) -> None:
         assert isinstance(run.slot, ProcessState)
         self._slots.remove(run.slot)
-        if not self.running:
-            self.ticked_at = time.monotonic()
+        if not self._ticks:
+            self._ticks, self.ticked_at = True, time.monotonic()
             self.loop.call_later(TICK, self._tick)
         self.running[run] = Awaited(run, self.on_thread)
         self.loop.create_task(self._take_to_its_end(run), context=Context())
@@ -193,6 +202,9 @@ class Bodies:
 
     async def _await(self, awaited: Awaited, own: Context) -> None:
         run, slot = awaited.run, awaited.run.slot
+        # The limits are those of the coroutine: it may have waited for the thread, and its completion may.
+        late = time.monotonic() - slot.began
+        slot.limit(*(at and at + late for at in (slot.soft_at, slot.hard_at)))
         slot.enter(AWAITS)
         timers = []
         if slot.soft_at:
@@ -205,6 +217,7 @@ class Bodies:
         try:
             await self.loop.create_task(awaited.drive(), context=own)
         finally:
+            slot.limit(0.0, 0.0)
             for timer in timers:
                 timer.cancel()
         awaited.conclude()
@@ -227,5 +240,6 @@ class Bodies:
                 verdict = Cancel(ASKED.get(kind, "the job was asked to end"))
                 verdict.kind = kind
                 awaited.end(verdict)
-        if self.running:
+        self._ticks = bool(self.running)
+        if self._ticks:
             self.loop.call_later(TICK, self._tick)

@@ -15,11 +15,11 @@ from django.db import IntegrityError, connection, connections
 from django.utils import timezone
 
 from jobs import Cancel, Snooze, Task
-from jobs.contrib.aio.fenced import fenced
 from jobs.lifecycle.run import current_job
 from jobs.models import Job, Marker
 from jobs.store import databases
 from jobs.testing import run_jobs
+from jobs.worker.runner import let_go
 from tests.helpers.harness import effects, run_ready
 from tests.models import Effect
 
@@ -415,29 +415,26 @@ def test_it_says_how_far_it_is():
     assert ended(progresses).state == "succeeded"
 
 
+@shared_task(bind=True)
+async def empties(self, keys):
+    return self.commit(take_all, keys)
+
+
+def take_all(keys):
+    taken = [keys.pop() for _ in list(keys)]
+    if not ran:
+        ran.append("a deadlock")
+        raise LookupError("a deadlock")
+    return taken
+
+
+def test_a_conflict_runs_the_commit_again_with_what_it_was_given(monkeypatch):
+    monkeypatch.setattr("jobs.store.databases.is_conflict", lambda exc: isinstance(exc, LookupError))
+    ran.clear()
+    assert ended(empties, ["a", "b"]).result == ["b", "a"]
+
+
 # Beside other extensions
-
-
-@shared_task(bind=True)
-async def keeps(self, key):
-    found = await fenced(save, key)
-    return [found, await sync_to_async(lambda: connection.in_atomic_block)()]
-
-
-def test_a_transaction_on_the_way_is_fenced():
-    assert ended(keeps, "a").result == ["saved a", False]
-    assert effects() == {"a": 1}
-
-
-@shared_task(bind=True)
-async def keeps_too_late(self, key):
-    await sync_to_async(Job.objects.update)(lease=7)
-    await fenced(save, key)
-
-
-def test_the_transaction_of_a_zombie_on_the_way_does_nothing():
-    job = ended(keeps_too_late, "a")
-    assert (job.state, job.lease, effects()) == ("running", 7, {})
 
 
 @shared_task(bind=True, durable=True)
@@ -457,3 +454,21 @@ def test_a_durable_one_goes_on_where_it_waited():
     run_jobs(until=timezone.now() + datetime.timedelta(minutes=2))
     job = Job.objects.get(pk=result.id)
     assert (job.state, job.result, effects(), ran) == ("succeeded", "saved a", {"a": 1}, ["a"])
+
+
+def test_what_a_run_raised_ends_no_coroutine_that_met_it_as_well():
+    error = LookupError("of a client that two bodies share")
+
+    async def body():
+        try:
+            raise error
+        except LookupError:
+            await asyncio.sleep(0)
+        return "went on"
+
+    steps = body().__await__()
+    next(steps)
+    let_go(error)
+    with pytest.raises(StopIteration) as end:
+        next(steps)
+    assert end.value.value == "went on"
