@@ -141,8 +141,12 @@ def _place(task: Any) -> str:
 
 def _task(task: Any) -> Iterator[Finding]:
     where, kind, conf = _place(task), type(task), task.app.conf
+    # Of a task of ours extensions have made attributes by now.
+    declared = getattr(kind, "declared", None)
     try:
-        check_declaration(kind, [name for name in vars(kind) if "_decorated" in vars(kind)])
+        check_declaration(
+            kind, [name for name in vars(kind) if "_decorated" in vars(kind)] if declared is None else declared
+        )
     except TypeError as exc:
         yield Finding(where, BREAKS, str(exc), "The declaration raises when the module is imported.")
     if project.has_foreign_base(task):
