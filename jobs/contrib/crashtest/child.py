@@ -23,6 +23,7 @@ from celery import current_app
 from celery.backends.base import DisabledBackend
 from django.conf import settings
 from django.db import connections
+from django.db.models import Max
 from django.test.utils import override_settings
 from django.utils import timezone
 
@@ -38,10 +39,8 @@ from jobs.testing.inline import run_jobs
 
 #: Jobs that are put off for longer are not run. Retries and snoozes come before that.
 HORIZON = datetime.timedelta(hours=1)
-
 #: After so many runs, or seconds, we say that it never ends.
 RUNS, PATIENCE = 100, 60.0
-
 #: Signals that end a process at once. The process that made the copies has to remove them first.
 ENDS = (signal.SIGTERM, signal.SIGHUP)
 
@@ -199,13 +198,11 @@ def enqueue(task: Any, args: Any, kwargs: Any) -> str:
 def run_all(limit: int = RUNS) -> int:
     """Run what is due, and what follows, at most so many jobs; return how many. The schedule makes no jobs."""
     until, done = timezone.now() + HORIZON, 0
-    while True:
+    while until is not None and done < limit:
         done += len(run_jobs(until=until, raises=False, limit=limit - done, schedules=False))
         # A body that waits goes on in its time, however late that is.
-        waits = Job.objects.filter(AWAITING, run_at__gt=until, run_at__lt=NEVER).order_by("-run_at")
-        if done >= limit or (last := waits.values_list("run_at", flat=True).first()) is None:
-            return done
-        until = last
+        until = Job.objects.filter(AWAITING, run_at__gt=until, run_at__lt=NEVER).aggregate(last=Max("run_at"))["last"]
+    return done
 
 
 def run_whole() -> None:
