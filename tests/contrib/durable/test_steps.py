@@ -6,7 +6,7 @@ import datetime
 import gc
 
 import pytest
-from celery import Celery, shared_task
+from celery import shared_task
 from django.db import connection, transaction
 from django.db.transaction import TransactionManagementError
 from django.test import TestCase
@@ -453,14 +453,9 @@ def test_a_plain_call_just_does_it():
         ({"durable": True, "deadline": "soon"}, "a timedelta"),
     ],
 )
-def test_what_does_not_go_together_is_refused_where_it_is_declared(options, says):
-    # Of an app of its own: every app has what is shared.
-    app = Celery("wrong", task_cls="jobs.task:Task", set_as_current=False)
+def test_what_does_not_go_together_is_refused_where_it_is_declared(declare, options, says):
     with pytest.raises((TypeError, ValueError), match=says):
-
-        @app.task(bind=True, name=f"tests.durable.wrong {says}", lazy=False, **options)
-        def wrong(self):
-            pass
+        declare(**options)
 
 
 def test_a_replay_reads_all_steps_with_one_statement():

@@ -16,12 +16,14 @@ def test_handlers_that_no_worker_imports(tmp_path, monkeypatch):
     config = SimpleNamespace(name="lone", path=str(tmp_path))
     monkeypatch.setattr(apps, "get_app_configs", lambda: [config])
     (tmp_path / "handlers.py").write_text("import logging\n")
-    assert ids(checks.check_tasks(app())) == []
+    # Other tests may have left tasks that other warnings are about.
+    assert "jobs.W025" not in ids(checks.check_tasks(app()))
     (tmp_path / "handlers.py").write_text("from jobs.events import handler\n")
-    [message] = checks.check_tasks(app())
-    assert (message.id, "lone.handlers" in message.msg) == ("jobs.W025", True)
+    [message] = [each for each in checks.check_tasks(app()) if each.id == "jobs.W025"]
+    assert "lone.handlers" in message.msg
     (tmp_path / "celery.py").touch()
     assert ids(checks.check_tasks(app())) == [], "it is another service"
     (tmp_path / "celery.py").unlink()
     monkeypatch.setitem(sys.modules, "lone.handlers", SimpleNamespace())
-    assert ids(checks.check_tasks(app())) == []
+    # Other tests may have left tasks that other warnings are about.
+    assert "jobs.W025" not in ids(checks.check_tasks(app()))
