@@ -22,8 +22,7 @@ def test_handlers_that_no_worker_imports(tmp_path, monkeypatch):
     [message] = [each for each in checks.check_tasks(app()) if each.id == "jobs.W025"]
     assert "lone.handlers" in message.msg
     (tmp_path / "celery.py").touch()
-    assert ids(checks.check_tasks(app())) == [], "it is another service"
+    assert "jobs.W025" not in ids(checks.check_tasks(app())), "it is another service"
     (tmp_path / "celery.py").unlink()
     monkeypatch.setitem(sys.modules, "lone.handlers", SimpleNamespace())
-    # Other tests may have left tasks that other warnings are about.
     assert "jobs.W025" not in ids(checks.check_tasks(app()))
