@@ -16,11 +16,12 @@ from django.db.models.functions import Now
 from django.urls import reverse
 
 from jobs.contrib.operator import kill
+from jobs.contrib.sessions.store import RUNS
 from jobs.contrib.why import explain as why
 from jobs.lifecycle import transitions
 from jobs.lifecycle.worker_state import is_alive
 from jobs.models import Action, Job, Node
-from jobs.store import databases, postgresql, worker_orders
+from jobs.store import databases, worker_orders
 from tests import tasks
 from tests.helpers.gates import once_only, wait_for_file
 from tests.helpers.harness import Worker, claim, effects, in_body, wait_ended, wait_reached, wait_state
@@ -222,9 +223,9 @@ def test_the_transaction_of_the_next_job_of_the_same_claim_is_not_ended(monkeypa
     Job.objects.filter(pk=first.pk).update(state="cancelled", finished_at=first.started_at)
     with databases.apart("default") as other, other.cursor() as cursor, transaction.atomic():
         assert Job.objects.filter(state="running").count() == 1
-        cursor.execute(postgresql.RUNS, ([first.pk], [first.pk], [1]))
+        cursor.execute(RUNS, ([first.pk], [first.pk], [1]))
         assert cursor.fetchall() == []
-        cursor.execute(postgresql.RUNS, ([second.pk], [second.pk], [1]))
+        cursor.execute(RUNS, ([second.pk], [second.pk], [1]))
         assert [key for key, *_ in cursor.fetchall()] == [second.pk]
 
 
