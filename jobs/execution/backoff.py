@@ -44,13 +44,18 @@ MYSQL_IS_AWAY = (1040, 2002, 2003, 2006, 2013)
 
 def pause(run: Run, exc: BaseException) -> float | None:
     """Seconds until the job that raised it is tried again; None: it has failed for good."""
-    table, done = conf().RETRY or (), run.job.retries
     if getattr(exc, "ends_job", False) or isinstance(exc, run.task.throws):
         return None
-    if done >= len(table) or run.retries_itself or says_how_to_retry(run.task):
+    if run.retries_itself or says_how_to_retry(run.task):
         return None
+    return of_the_table(run.job.retries) if may_pass(exc) else None
+
+
+def of_the_table(failures: int) -> float | None:
+    """Seconds until the next attempt, after so many that failed before; None: the table is at its end."""
+    table = conf().RETRY or ()
     # Those that failed together do not come back together.
-    return random.uniform(0.75, 1.25) * table[done] if may_pass(exc) else None
+    return random.uniform(0.75, 1.25) * table[failures] if failures < len(table) else None
 
 
 def may_pass(exc: BaseException) -> bool:

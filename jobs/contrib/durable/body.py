@@ -55,7 +55,7 @@ def step(
         what the function raised, when no attempt is left; in later runs as well.
     """
     if iscoroutinefunction(function):
-        raise TypeError(f"the function of the step {name!r} is async")
+        raise TypeError(f"the function of the step {name!r} is async: await self.astep() in an async def body")
     if (history := history_of(self)) is None:
         return function(*args, **kwargs)
     undo = None if on_cancel is None else _undo(on_cancel, args, kwargs)
@@ -89,7 +89,7 @@ def _undo(function: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any
         found = None
     if found is not function or iscoroutinefunction(function):
         raise TypeError(
-            f"on_cancel={function!r} must be a function of a module: another process has to find it by name"
+            f"on_cancel={function!r} must be a plain function of a module: another process has to find it by name"
         )
     return {"function": path, "args": jsonable(list(args), "args"), "kwargs": jsonable(kwargs, "kwargs")}
 

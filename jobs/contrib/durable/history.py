@@ -10,6 +10,7 @@ The way of Temporal and DBOS, with the effects of a step in Django's own transac
 from __future__ import annotations
 
 import datetime
+import logging
 import random
 import time
 from collections import Counter
@@ -32,6 +33,7 @@ from jobs import store
 from jobs.backend import exception_of
 from jobs.calling.options import says_how_to_retry
 from jobs.conf import conf, is_ours
+from jobs.conf.logs import log
 from jobs.conf.syncpoints import reach
 from jobs.contrib.durable import signals
 from jobs.contrib.durable.models import Step
@@ -265,7 +267,7 @@ class History:
         """Do it in one transaction with its row and the fence, and keep what it returns.
 
         Parameters:
-            heeds: not if the job was asked to end. What has happened outside is kept all the same.
+            heeds: it is refused if the job was asked to end. What has happened outside is kept all the same.
         """
         pauses = iter(RERUNS)
         while True:
@@ -294,6 +296,7 @@ class History:
                 except BaseException as exc:
                     # Before the end of the block, which opens a new connection in place of a broken one.
                     is_lost = databases.is_lost(exc, self.using)
+                    databases.roll_back(self.using)
                     raise
         except _NotOurs:
             with transaction.atomic(using=self.using):
@@ -304,6 +307,8 @@ class History:
             finish.let_end(exc)
             if is_sent and (found := self._committed(row, state)) is not None:
                 row.pk, row.state = found.pk, state
+                text = f"the step {row.name!r} is done although {type(exc).__name__} was raised at its commit"
+                log(logging.WARNING, self.job, text, "step_struck", exc_info=exc)
                 if isinstance(exc, SoftTimeLimitExceeded):
                     # It struck in the commit: the step is done, and the body hears of it.
                     raise
@@ -433,15 +438,11 @@ class History:
 
     def _pause(self, exc: Exception, failures: int, retries: int | None) -> float | None:
         """Seconds until the next attempt; None: it has failed for good."""
-        task, table = self.run.task, conf().RETRY or ()
+        task = self.run.task
         if isinstance(exc, (EffectParked, *task.throws)):
             return None
         if retries is None and not says_how_to_retry(task):
-            return (
-                random.uniform(0.75, 1.25) * table[failures]
-                if failures < len(table) and backoff.may_pass(exc)
-                else None
-            )
+            return backoff.of_the_table(failures) if backoff.may_pass(exc) else None
         if retries is None:
             wanted, unwanted = (tuple(getattr(task, f"{no}autoretry_for", ())) for no in ("", "dont_"))
             if not isinstance(exc, wanted) or isinstance(exc, unwanted):
@@ -452,9 +453,9 @@ class History:
         if factor := getattr(task, "retry_backoff", False):
             most, jitter = getattr(task, "retry_backoff_max", 600), getattr(task, "retry_jitter", True)
             return float(get_exponential_backoff_interval(int(max(1.0, factor)), failures, most, jitter))
-        if says_how_to_retry(task) or not table:
+        if says_how_to_retry(task) or not (table := conf().RETRY):
             return float(task.default_retry_delay)
-        return random.uniform(0.75, 1.25) * table[min(failures, len(table) - 1)]
+        return backoff.of_the_table(min(failures, len(table) - 1))
 
     # Children
 

@@ -11,7 +11,7 @@ from jobs.models import Job
 from jobs.store.postgresql import json_literal
 from jobs.store.sessions import session_of
 
-#: The fence, and that nobody asked the job to end (``History.hold``); then the row. 0 / 0 is an error, and nothing
+#: The fence, and that nobody asked the job to end (``History._hold``); then the row. 0 / 0 is an error, and nothing
 #: commits.
 _DONE = """
 WITH own AS MATERIALIZED (
@@ -33,7 +33,7 @@ def write_done(job: Job, step: Step, took: float, heeds: bool, deadline: datetim
 
     Parameters:
         took: seconds.
-        heeds: not if the job was asked to end, or after its deadline.
+        heeds: it is refused if the job was asked to end, or its deadline is over.
     """
     at = store.of(str(job._state.db))
     if not at.writes_at_once:

@@ -277,7 +277,7 @@ def test_a_function_that_no_other_process_can_find_takes_nothing_back():
         self.step("a", bodies.leave, "a", on_cancel=lambda: None)
 
     no_undo.delay()
-    with pytest.raises(TypeError, match="must be a function of a module"):
+    with pytest.raises(TypeError, match="must be a plain function of a module"):
         run_jobs()
     assert not effects()
 
@@ -653,3 +653,23 @@ def test_a_run_takes_its_history_along():
     run_jobs()
     gc.collect()
     assert len([each for each in gc.get_objects() if isinstance(each, History)]) <= before
+
+
+def test_what_is_raised_at_the_commit_of_a_step_is_told(caplog):
+    @shared_task(bind=True, durable=True, name="tests.durable.struck")
+    def struck(self):
+        return self.step("a", leave_and_break, "a")
+
+    result = struck.delay()
+    with caplog.at_level("WARNING", "jobs"):
+        run_jobs()
+    assert (job_of(result).state, effects()) == ("succeeded", {"a": 1})
+    assert "the step 'a' is done although LookupError was raised at its commit" in caplog.text
+
+
+def leave_and_break(key):
+    def broken():
+        raise LookupError
+
+    transaction.on_commit(broken)
+    return bodies.leave(key)

@@ -162,8 +162,9 @@ def test_what_goes_with_it(side):
     Marker.objects.create(key="old", kind="task", job=expired.pk, expires_at=timezone.now())
     make_node(dead_at=timezone.now() - timezone.timedelta(days=8))
     node = make_node(dead_at=timezone.now() - timezone.timedelta(days=6))
-    # Extensions add theirs.
-    assert Prune(side).run_once().items() >= {"jobs": 2, "markers": 1, "nodes": 1}.items()
+    # Extensions say what they deleted as well: nothing.
+    done = {what: number for what, number in Prune(side).run_once().items() if number}
+    assert done == {"jobs": 2, "markers": 1, "nodes": 1}
     assert Action.objects.get().job == kept.pk
     assert (Job.objects.get(), Node.objects.get(), Marker.objects.count()) == (kept, node, 0)
 
@@ -217,7 +218,7 @@ def test_a_hundred_thousand_go_with_a_few_statements_for_each_batch(side, settin
         assert Prune(side).run_once()["jobs"] == 100_000
     assert not Job.objects.exists()
     # With what begins and ends their transactions, and what extensions keep of a job.
-    assert len(queries) <= 200 * 12
+    assert len(queries) <= 200 * 10
 
 
 def test_a_batch_that_could_not_be_deleted_is_tried_again(monkeypatch, settings, side):
