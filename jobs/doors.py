@@ -1,9 +1,7 @@
 """The doors by which a feature comes into the core: the methods of :class:`Extension`.
 
 They stand in the order in which a job meets them. Each says when it is called, and in which transaction.
-``jobs/extensions.py`` finds them.
-
-A door without a user costs nothing: ``extensions.through()`` gives an empty tuple.
+``jobs/extensions.py`` finds them. A door without a user costs nothing: ``extensions.through()`` gives an empty tuple.
 """
 
 from __future__ import annotations
@@ -77,10 +75,7 @@ class Extension:
         """Ended jobs (a queryset) are about to be deleted, in that transaction."""
 
     def disown(self, using: str, is_dry: bool) -> Mapping[str, int]:
-        """What would run in a copy of a database beside its jobs: forget it, or only count it by name.
-
-        The counts are those of ``manage.py jobs adopt --json``.
-        """
+        """What would run in a copy of a database beside its jobs: forget it, or count it by name (``adopt --json``)."""
         return {}
 
     def find(self, job: Any) -> Any:
@@ -92,8 +87,8 @@ class Extension:
         """A context around a run, from its claim until it is finished. May raise nothing of its own."""
         return nullcontext()
 
-    def run_here(self, run: Any) -> None:
-        """A run of a task that it made ``is_async``, from begin to end, in this thread (``testing``)."""
+    #: Runs a job whose task it made ``is_async``, from begin to end, in this thread (``testing``).
+    run_here: Callable[[Any], None]
 
     #: How far bodies are (``said.py`` of the progress): ``say`` it for ``Task.progress()``, and read it for people.
     progress: Any
@@ -109,8 +104,8 @@ class Extension:
 
     # The worker: beside each one there is a supervisor, a process with threads
 
-    def beside(self, app: Any) -> Any:
-        """What runs other jobs beside each process (``worker/beside.py``), before the worker forks; None: nothing."""
+    #: Makes what runs other jobs beside each process (``worker/beside.py``), before the worker forks; None: nothing.
+    beside: Callable[[Any], Any]
 
     def threads(self) -> Iterable[Thread]:
         """Threads of the supervisor, with connections of their own. Each runs until its event is set.
