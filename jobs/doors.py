@@ -153,8 +153,7 @@ class Extension:
         return ()
 
     def parts(self, page: str, request: Any, about: Any) -> Mapping[str, str]:
-        """Parts of a page of the admin, as HTML that is safe, by their places.
-
+        """Parts of a page of the admin, as HTML that is safe, by their places:
         ``job``, about a ``View``: ``above`` all, ``reasons``, ``history``, and ``related`` (``<dt>`` and ``<dd>``).
         ``dashboard``, about what ``status`` found: ``panel``.
         """
