@@ -8,6 +8,7 @@ import path is public stands in ``jobs``. These of its files are read, if they a
 ``__init__.py``
     ``PUBLIC``: names of ``jobs`` and of its packages (``testing.assert_idempotent``), and in which of its modules each
     is. ``PRIVATE``: what it uses of Celery, kombu, billiard and Django that is private to them (``conf/private.py``).
+    ``TASKS``: names of tasks of its own, which are none of the project's.
     ``PART_OF``: the extension without which it takes no part. Of an app of its own also ``SETTINGS``: the keys of
     ``settings.JOBS`` that mean nothing without it.
 ``early.py``

@@ -10,6 +10,7 @@ from datetime import timedelta
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cache, lru_cache
+from importlib import import_module
 from inspect import signature
 from typing import Any, cast, get_args
 
@@ -247,8 +248,11 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f": did you mean `{close[0]}`?" if close else "."
 
 
-#: Tasks of this app (``jobs.tasks``).
-OWN_TASKS = ("jobs.probe", "jobs.ended", "jobs.same", "jobs.send", "jobs.wake")
+@cache
+def own_tasks() -> frozenset[str]:
+    """Tasks of this app: those of the core (``jobs.tasks``), and those that extensions list (``TASKS``)."""
+    listed = [getattr(import_module(name), "TASKS", ()) for name in extensions.folders()]
+    return frozenset({"jobs.probe", "jobs.same", "jobs.send"}.union(*listed))
 
 
 @lru_cache(maxsize=1000)
@@ -267,7 +271,7 @@ def is_ours(task: Any) -> bool:
 def task_options(name: str) -> dict[str, Any]:
     """What ``JOBS["TASKS"]`` says of the task of this name."""
     # Our own jobs rely on their options.
-    given = () if name in OWN_TASKS else conf().TASKS.items()
+    given = () if name in own_tasks() else conf().TASKS.items()
     return {key: value for pattern, each in given if fnmatchcase(name, pattern) for key, value in each.items()}
 
 

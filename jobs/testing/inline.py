@@ -28,7 +28,7 @@ from django.utils import timezone
 from jobs import extensions
 from jobs.backend import exception_of
 from jobs.calling import outbox
-from jobs.conf import OWN_TASKS, conf, import_tasks, is_ours
+from jobs.conf import conf, import_tasks, is_ours, own_tasks
 from jobs.errors import TaskExited, TaskOutOfMemory
 from jobs.lifecycle import transitions
 from jobs.lifecycle.claims import Claimer
@@ -99,7 +99,7 @@ def run_jobs(
         while (limit is None or count < limit) and (run := process.run_next()) is not None:
             job, exc = run
             count += 1
-            if job.task not in OWN_TASKS:
+            if job.task not in own_tasks():
                 ran.append(job)
             if raises and exc is not None:
                 raise exc
@@ -269,7 +269,7 @@ def capture_jobs() -> Iterator[list[Job]]:
     found: list[Job] = []
 
     def watch(job: Job) -> None:
-        if job.task in OWN_TASKS:
+        if job.task in own_tasks():
             return
         values = {name: _resolved(value) for name, value in job.__dict__.items() if name != "_state"}
         found.append(Job.of(values, job._state.db))
@@ -358,7 +358,7 @@ def _jobs(**wanted: Any) -> list[Job]:
 
 
 def _what_there_is(most: int = 20) -> str:
-    jobs = [job for job in _jobs() if job.task not in OWN_TASKS]
+    jobs = [job for job in _jobs() if job.task not in own_tasks()]
     waiting = [job for job in jobs if job.state in WAITING]
     text = "These wait:" + "".join(map(_line, waiting[:most])) if waiting else "Nothing waits."
     if len(waiting) > most:

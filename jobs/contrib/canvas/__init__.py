@@ -1,5 +1,7 @@
 """What follows a job: links, chains, groups, chords, errbacks, and tasks that replace others."""
 
+TASKS = ("jobs.ended",)
+
 PRIVATE = """
 celery.backends.base:Backend._fail_chain@5.7 self chain exc | followups.py: a chain that was ended
 """

@@ -10,7 +10,7 @@ from typing import Any
 
 from django.db.models import AutoField, Model
 
-from jobs.conf import OWN_TASKS, conf
+from jobs.conf import conf, own_tasks
 from jobs.contrib.crashtest.copies import Change, Row
 from jobs.contrib.crashtest.recorder import EFFECTS, SAFE, Operation
 from jobs.lifecycle.shown import shown
@@ -146,7 +146,7 @@ class Varying:
             row = self._plain(model, after, names)
             if before:
                 old[model._meta.label, key] = self._plain(model, before, {}), row
-            elif after.get("task") not in OWN_TASKS:
+            elif after.get("task") not in own_tasks():
                 new[model._meta.label].append(row)
         return old, new
 
