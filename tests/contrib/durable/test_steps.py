@@ -673,3 +673,10 @@ def leave_and_break(key):
 
     transaction.on_commit(broken)
     return bodies.leave(key)
+
+
+def test_the_sender_wakes_who_waits_and_no_clock_has_to():
+    result = bodies.waits.delay("k")
+    run_jobs()
+    jobs.signal("k", 3)
+    assert job_of(result).state == "ready"
