@@ -87,6 +87,8 @@ class Task(celery.Task):
 
     #: Whether its body is a coroutine, which an extension awaits.
     is_async: ClassVar[bool] = False
+    #: It does nothing outside that a synchronous commit with the fence did not announce.
+    is_fenced: ClassVar[bool] = False
 
     #: What is wrong with the options above.
     declared_wrong: ClassVar[Exception | None] = None

@@ -379,8 +379,10 @@ def wake(what: str, using: str) -> bool:
 
     Race: two see the same one. Then one wakes nobody. Of a lock that is enough: it is had by one at a time.
     """
-    first = awaiting(what, using).order_by("waits_for", "pk").values_list("pk", flat=True).first()
-    return first is not None and redirect(first, using, _waiting(None), (State.SCHEDULED,))
+    if (queue := store.of(using).wake(what, _waiting(None))) is None:
+        return False
+    transaction.on_commit(lambda: wakeups.notify(using, [queue]), using=using, robust=True)
+    return True
 
 
 def postpone_unknown(job: Job, limit: int) -> int:

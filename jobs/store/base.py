@@ -15,7 +15,7 @@ from django.db.models import DurationField, Exists, ExpressionWrapper, F, Intege
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 
-from jobs.models import CLAIMABLE, Cancellation, Job, Marker, Node, Pause, State
+from jobs.models import AWAITING, CLAIMABLE, Cancellation, Job, Marker, Node, Pause, State
 from jobs.models.columns import BY_ORDER, ORDER, POSITION, Part, named
 from jobs.store import databases
 
@@ -276,6 +276,12 @@ class Store:
     def renew(self, job: Job, token: int) -> bool:
         """Give a claimed row another token; False: it is not this claim's any more."""
         return owned(job).update(token=token, started_at=Now()) == 1
+
+    def wake(self, what: str, columns: Mapping[str, Any]) -> str | None:
+        """Let the first job that waits for this wait for its turn (``columns``); its queue, or None: none was."""
+        rows = Job.objects.using(self.using).filter(AWAITING, waits_for=what)
+        found = rows.order_by("waits_for", "pk").values_list("pk", "queue").first()
+        return found[1] if found and rows.filter(pk=found[0]).update(**columns) else None
 
     # A run
 

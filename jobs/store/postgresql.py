@@ -65,6 +65,14 @@ UPDATE jobs_job SET token = %(token)s, started_at = statement_timestamp()
 WHERE id = %(id)s AND {OWNED} AND lease = %(lease)s AND token = %(before)s
 """
 
+_WAKE = """
+UPDATE jobs_job SET state = 'ready', run_at = statement_timestamp(), backend = NULL, held = NULL, waits_for = NULL
+WHERE state = 'scheduled' AND id = (
+    SELECT id FROM jobs_job WHERE state = 'scheduled' AND waits_for = %s ORDER BY waits_for, id LIMIT 1
+)
+RETURNING queue
+"""
+
 #: Zero rows are an error (a division by zero), so that a COMMIT in the same message does not commit.
 SUCCEED = f"""
 WITH done AS (
@@ -195,6 +203,9 @@ class PostgreSQL(base.Store):
     def renew(self, job: Job, token: int) -> bool:
         values = {"token": token, "id": job.pk, "lease": job.lease, "before": job.token}
         return self.session.execute(RENEW, values) == 1
+
+    def wake(self, what: str, columns: Mapping[str, Any]) -> str | None:
+        return next((queue for (queue,) in self.ask(_WAKE, what)), None)
 
     # A run
 

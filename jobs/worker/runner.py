@@ -222,8 +222,8 @@ class Runner:
             self._finish_unbegun(run, exc)
             return run
         # What cannot roll back must not run under a claim that a crash of the database may forget.
-        must_renew = time.monotonic() - claimed_at > OLD or not task.atomic or "lock" in task.key_templates
-        if must_renew and not self._renew(job):
+        is_safe = (task.atomic or task.is_fenced) and "lock" not in task.key_templates
+        if (not is_safe or time.monotonic() - claimed_at > OLD) and not self._renew(job):
             return run
         if tells := worker_state.wants_events:
             self._tell_events(celery_events.send_start, run)

@@ -43,7 +43,7 @@ class Durable(Extension):
             raise ValueError("durable=True and atomic=True do not go together: each step is a transaction of its own")
         from jobs.contrib.durable.body import METHODS, wrap
 
-        task.atomic = False
+        task.atomic, task.is_fenced = False, True
         if task.deadline is not None and not isinstance(task.deadline, datetime.timedelta):
             task.deadline = datetime.timedelta(seconds=task.deadline)
         for name, method in METHODS.items():

@@ -174,7 +174,8 @@ class History:
         if row.state == DONE:
             return decoded(row.result)
         row.key = key
-        if signals.is_there(key, self.using):
+        # A run that goes on here was probably woken by it.
+        if row.pk is not None or signals.is_there(key, self.using):
             # Race: another job takes it first.
             with suppress(signals.Gone):
                 return self._commit(row, lambda: signals.take(key, self.job.pk, self.using))
@@ -239,6 +240,7 @@ class History:
                 raise RuntimeError(f"{full!r} was a {row.kind} when the job reached it, and is a {kind} now: rename it")
             if row.pk is not None:
                 self._last = max(self._last, row.pk)
+            row.began = time.monotonic()  # type: ignore[attr-defined]
             return row
         if len(self._rows) >= MOST:
             exc = RuntimeError(
@@ -329,7 +331,7 @@ class History:
     def _end_step(self, row: Any, kept: Any, state: str, heeds: bool) -> None:
         """The fence, and the row. Where one statement does it, the COMMIT goes with it."""
         row.result, is_done = kept, None
-        if row.pk is None and state == DONE:
+        if state == DONE:
             is_done = write_done(self.job, row, time.monotonic() - row.began, heeds, self._deadline)
         if is_done is not None:
             if not is_done:

@@ -20,6 +20,7 @@ from django.db.models.functions import Concat
 
 from jobs.conf import conf
 from jobs.conf.syncpoints import reach
+from jobs.contrib.durable import store
 from jobs.contrib.durable.models import NOT_LOOKED, Signal
 from jobs.inspection.counts import MOST
 from jobs.lifecycle import transitions
@@ -119,11 +120,9 @@ def wake_if_there(key: str, using: str) -> None:
 
 def take(key: str, job_id: uuid.UUID, using: str) -> Any:
     """Take the oldest signal of the key, in the transaction of the step; returns its payload as it is kept."""
-    found = databases.free(Signal.objects.using(using).filter(key=key, taken_by=None).order_by("pk")).first()
-    if found is None:
-        raise Gone(key)
-    Signal.objects.using(using).filter(pk=found.pk).update(taken_by=job_id)
-    return found.payload
+    for payload in store.take(key, job_id, using):
+        return payload
+    raise Gone(key)
 
 
 def prune(using: str, budget: float) -> int:

@@ -1,13 +1,15 @@
-"""The end of a step in one statement of PostgreSQL, which goes to the server together with its COMMIT."""
+"""What PostgreSQL does in one statement: take a signal, and end a step together with its COMMIT."""
 
 from __future__ import annotations
 
 import datetime
+import uuid
 from typing import Any
 
 from jobs import store
-from jobs.contrib.durable.models import Step
+from jobs.contrib.durable.models import Signal, Step
 from jobs.models import Job
+from jobs.store import databases
 from jobs.store.postgresql import json_literal
 from jobs.store.sessions import session_of
 
@@ -24,12 +26,31 @@ WITH own AS MATERIALIZED (
 INSERT INTO jobs_step (job, name, kind, state, lease, result, failures, key, on_cancel, made_at, done_at)
 SELECT {0}, {4}, {5}, 'done', {1}, {6}, 0 / (SELECT count(*) FROM own), {7}, {8},
     statement_timestamp() - {9} * interval '1 second', statement_timestamp()
+ON CONFLICT (job, name) DO UPDATE SET state = 'done', lease = EXCLUDED.lease, result = EXCLUDED.result, error = NULL,
+    key = EXCLUDED.key, on_cancel = EXCLUDED.on_cancel, done_at = EXCLUDED.done_at
 """
 _TYPES = "uuid, int, bigint, boolean, text, text, json, text, json, double precision, timestamptz"
 
 
+#: Race: several jobs wait for signals of one key. Each takes another one, and none waits.
+_TAKE = """
+UPDATE jobs_signal SET taken_by = %s WHERE taken_by IS NULL AND id = (
+    SELECT id FROM jobs_signal WHERE key = %s AND taken_by IS NULL ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED
+)
+RETURNING payload
+"""
+
+
+def take(key: str, job_id: uuid.UUID, using: str) -> list[Any]:
+    """Take the oldest signal of the key, in this transaction; returns its payload as it is kept, or nothing."""
+    if store.of(using).writes_at_once:
+        return [payload for (payload,) in databases.ask(using, _TAKE, job_id, key)]
+    found = databases.free(Signal.objects.using(using).filter(key=key, taken_by=None).order_by("pk")).first()
+    return [found.payload] if found and Signal.objects.using(using).filter(pk=found.pk).update(taken_by=job_id) else []
+
+
 def write_done(job: Job, step: Step, took: float, heeds: bool, deadline: datetime.datetime | None) -> bool | None:
-    """Insert a step that is done, and commit. False: the fence did not hold; None: this database takes two steps.
+    """Write a step that is done, and commit. False: the fence did not hold; None: this database takes two steps.
 
     Parameters:
         took: seconds.

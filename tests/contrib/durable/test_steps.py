@@ -469,6 +469,25 @@ def test_a_replay_reads_all_steps_with_one_statement():
     assert job_of(result).waits_for.startswith("gather:")
 
 
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="elsewhere each of these takes several statements")
+def test_a_signal_wakes_its_job_with_one_statement_and_is_taken_with_two():
+    bodies.waits.delay("k")
+    run_jobs()
+    with CaptureQueriesContext(connection) as sent:
+        jobs.signal("k", 1)
+    assert [sql.split()[0] for sql in _own(sent)] == ["INSERT", "UPDATE", "UPDATE"], sent.captured_queries
+    with CaptureQueriesContext(connection) as taken:
+        run_jobs(limit=1)
+    # All steps are read, the signal is taken, and the step goes with its COMMIT, past what is captured.
+    own = [sql for sql in _own(taken) if "jobs_step" in sql or "jobs_signal" in sql]
+    assert [sql.split()[0] for sql in own] == ["SELECT", "UPDATE"], own
+    assert Step.objects.get().state == "done"
+
+
+def _own(queries):
+    return [sql for query in queries if (sql := query["sql"].strip()).startswith(("SELECT", "INSERT", "UPDATE"))]
+
+
 def test_a_deleted_job_takes_its_steps_and_signals_along(settings):
     jobs.signal("k", 1)
     result = bodies.waits.delay("k")
