@@ -276,10 +276,10 @@ class WorkerState:
             if size > MAX_SHARED or any(self._pids[first : first + size].tolist()):
                 # A dead process keeps those of its bodies until they were finished.
                 continue
-            self._starts[first], self._pids[first] = start_of(mine), mine
+            self._starts[first], self._pids[first] = (start := start_of(mine)), mine
             time.sleep(_SETTLED)
             if self._pids[first] == mine:
-                slots = [ProcessState(self, first + n) for n in range(size)]
+                slots = [ProcessState(self, first + n, start) for n in range(size)]
                 slots[0].occupy()
                 return slots
         raise RuntimeError(
@@ -356,10 +356,14 @@ class WorkerState:
 
 
 class ProcessState:
-    """What one process, or one thread, shows of itself."""
+    """What one process, or one thread, shows of itself.
 
-    def __init__(self, worker_state: WorkerState, index: int) -> None:
-        self._worker_state = worker_state
+    Parameters:
+        start: when this process began (:func:`start_of`), if that is known.
+    """
+
+    def __init__(self, worker_state: WorkerState, index: int, start: int = 0) -> None:
+        self._worker_state, self._start = worker_state, start
         self._pids = worker_state._pids
         self._index = index
         self._memory = worker_state._memory

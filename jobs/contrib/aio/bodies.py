@@ -187,8 +187,7 @@ class Bodies:
                     await self._await(awaited, own)
                 else:
                     await asyncio.sleep(step)
-                step = await in_thread(next, steps, END)
-            await in_thread(self._runner.end, run)
+                step = await in_thread(self._runner.go_on, run, steps)
         except BaseException as exc:
             # What it had is an orphan now.
             log(logging.ERROR, run.job, "ended unexpectedly", "run_broken", exc_info=exc)

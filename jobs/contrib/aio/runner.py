@@ -62,14 +62,20 @@ class AsyncRunner(Runner):
         return [run for run in runs if run.job.pk in kept], self._claimer.may_find_more(jobs, self._asked)
 
     def begin(self, run: Run, steps: pipeline.Steps) -> Any:
-        """The run's first steps, up to its coroutine; in the context of the run, as its end."""
+        """The run's first steps, up to its coroutine; in the context of the run, as those after it."""
         if worker_state.wants_events:
             self._tell_events(celery_events.send_start, run)
         vars(run)["sentry"] = scope = sentry.around(run)
         scope.__enter__()
-        return next(steps, END)
+        return self.go_on(run, steps)
 
-    def end(self, run: Run) -> None:
+    def go_on(self, run: Run, steps: pipeline.Steps) -> Any:
+        """The steps after it. What comes last goes with them: each way from the loop to the thread takes its time."""
+        if (step := next(steps, END)) is END:
+            self._end(run)
+        return step
+
+    def _end(self, run: Run) -> None:
         took = time.monotonic() - run.entered
         vars(run)["sentry"].__exit__(None, None, None)
         if isinstance(run.told, NotSettled):
