@@ -376,7 +376,7 @@ class ProcessState:
         """The slot is this process's from now on."""
         self.rest(IDLE)
         # First, because the pid is what makes the slot a process's.
-        self._worker_state._starts[self._index] = start_of(os.getpid())
+        self._worker_state._starts[self._index] = self._start or start_of(os.getpid())
         self._pids[self._index] = os.getpid()
 
     def rest(self, phase: int, batch: int = 0) -> None:
