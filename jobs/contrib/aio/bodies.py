@@ -134,8 +134,8 @@ class Bodies:
             if self._slots and not self._is_retired:
                 slots = self._slots[: min(len(self._slots), size)]
                 runs, is_more = await self.on_thread(partial(self._runner.take_some, slots))
-            for run in runs:
-                self._begin(run)
+            for first in range(0, len(runs), FIRST):
+                await self._begin(runs[first : first + FIRST])
             size = min(2 * size, MOST) if is_more else FIRST
             if not is_more or not self._slots:
                 await self._sleep(not self._slots or self._is_retired)
@@ -162,32 +162,38 @@ class Bodies:
 
     # Runs
 
-    def _begin(self, run: Run) -> None:
-        assert isinstance(run.slot, ProcessState)
-        self._slots.remove(run.slot)
+    async def _begin(self, runs: list[Run]) -> None:
+        """Begin some at once: each way from the loop to the thread takes its time."""
         if not self._ticks:
             self._ticks, self.ticked_at = True, time.monotonic()
             self.loop.call_later(TICK, self._tick)
-        self.running[run] = Awaited(run, self.on_thread)
-        self.loop.create_task(self._take_to_its_end(run), context=Context())
+        for run in runs:
+            assert isinstance(run.slot, ProcessState)
+            self._slots.remove(run.slot)
+            self.running[run] = Awaited(run, self.on_thread)
+        for begun in await self.on_thread(lambda: [self._begin_one(run) for run in runs]):
+            self.loop.create_task(self._take_to_its_end(*begun), context=Context())
 
-    async def _take_to_its_end(self, run: Run) -> None:
+    def _begin_one(self, run: Run) -> tuple[Run, Context, pipeline.Steps, Any]:
         # The steps, and the coroutine between them, have one context, whatever thread they are in.
-        own, awaited = copy_context(), self.running[run]
+        own, steps = Context(), pipeline.steps(run)
         own.run(owner.set, run)
-        steps = pipeline.steps(run)
-
-        def in_thread(call: Any, *args: Any) -> Any:
-            return self.loop.run_in_executor(self._executor, partial(own.run, call, *args))
-
         try:
-            step = await in_thread(self._runner.begin, run, steps)
+            return run, own, steps, own.run(self._runner.begin, run, steps)
+        except BaseException as exc:
+            return run, own, steps, exc
+
+    async def _take_to_its_end(self, run: Run, own: Context, steps: pipeline.Steps, step: Any) -> None:
+        try:
+            if isinstance(step, BaseException):
+                raise step
             while step is not END:
                 if step is None:
-                    await self._await(awaited, own)
+                    await self._await(self.running[run], own)
                 else:
                     await asyncio.sleep(step)
-                step = await in_thread(self._runner.go_on, run, steps)
+                go_on = partial(own.run, self._runner.go_on, run, steps)
+                step = await self.loop.run_in_executor(self._executor, go_on)
         except BaseException as exc:
             # What it had is an orphan now.
             log(logging.ERROR, run.job, "ended unexpectedly", "run_broken", exc_info=exc)
