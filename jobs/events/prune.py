@@ -10,7 +10,7 @@ from django.db.models.functions import Coalesce
 from jobs import extensions
 from jobs.conf import conf
 from jobs.events.models import UNSENT, Event, Subscription
-from jobs.maintenance.prune import FULL_WALK, delete
+from jobs.maintenance.prune import FULL_WALK, batch, delete
 from jobs.models import Action, Job, State
 from jobs.store import databases
 
@@ -23,7 +23,7 @@ def prune(using: str, budget: float) -> None:
     if conf().RETENTION_EVENTS is not None:
         while _forget(using) and time.monotonic() < deadline:
             pass
-    _prune_failed(using)
+    _prune_failed(using, deadline)
 
 
 def _forget(using: str) -> bool:
@@ -49,11 +49,13 @@ def _forget(using: str) -> bool:
     return True
 
 
-def _prune_failed(using: str) -> None:
+def _prune_failed(using: str, deadline: float = 0.0) -> None:
     """Delete what handlers failed at beyond the number that they keep."""
     keep = Subscription.objects.using(using).filter(keep_failed__isnull=False)
     for task, number in keep.values_list("handler", "keep_failed"):
         failed = Job.objects.using(using).filter(task=task, state=State.FAILED).order_by("-pk")
         for needed, _ in extensions.through("needed"):
             failed = failed.exclude(needed(using))
-        delete(list(failed.values_list("pk", flat=True)[number or 0 :][: conf().BATCH]), using)
+        keys = failed.values_list("pk", flat=True)[number or 0 :][: batch(using)]
+        while delete(list(keys.all()), using) and time.monotonic() < deadline:
+            pass

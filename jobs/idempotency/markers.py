@@ -127,4 +127,4 @@ def delete_expired(using: str, limit: int) -> int:
     """Delete one batch. Race: whoever takes an expired marker over has locked it; prune does not wait for a body."""
     with transaction.atomic(using=using):
         keys = list(databases.free(expired(using)).values_list("pk", flat=True)[:limit])
-        return Marker.objects.using(using).filter(pk__in=keys)._raw_delete(using) if keys else 0
+        return Marker.objects.using(using).filter(store.of(using).among("pk", keys))._raw_delete(using) if keys else 0

@@ -1,5 +1,6 @@
 """Delete what ended long ago, in parts: only an end state can be deleted, and nothing whose result others replay."""
 
+import datetime
 import math
 import time
 import uuid
@@ -9,12 +10,12 @@ from functools import partial
 from typing import Any
 
 from django.db import Error, transaction
-from django.db.models import BooleanField, Exists, ExpressionWrapper, OuterRef, Q, QuerySet, TextField
+from django.db.models import BooleanField, Exists, ExpressionWrapper, Min, OuterRef, Q, QuerySet, TextField
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Cast
 from django.utils.translation import gettext
 
-from jobs import extensions
+from jobs import extensions, store
 from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.idempotency import locks, markers
@@ -28,6 +29,9 @@ NODE_RETENTION = 7 * 86400.0  #: Seconds for which a dead node is kept, for peop
 #: Seconds between the beginnings of two walks through all of history. In between only what has grown old is looked at:
 #: most of what is older is kept for its marker.
 FULL_WALK = 3600.0
+
+#: Seconds after which it is a problem that an old job is still there: what a marker kept goes with a new walk.
+LATE = 2 * FULL_WALK
 
 #: Seconds in which the message of another program may come again. Without its row it would run once more.
 ADOPTED_STAYS = 86400.0
@@ -48,9 +52,12 @@ class Prune:
         self.side, self._node = side, node
         #: For each database: how far the walk has come, and when it began.
         self._walks: dict[str, tuple[Position | None, float]] = {}
+        #: The last round ended by its budget: more is to be deleted.
+        self.is_behind = False
 
     def run_once(self, budget: float = math.inf) -> dict[str, int]:
         """Delete batch after batch; stop after ``budget`` seconds, and go on there the next time."""
+        self.is_behind = False
         done = Counter({"jobs": 0, "markers": 0, "nodes": 0})
         databases.everywhere(partial(self._run, budget=budget, done=done))
         if is_eldest(self._node, databases.home()):
@@ -66,21 +73,24 @@ class Prune:
             return
         began = time.monotonic()
         # Markers have half of the time, and come first: jobs are kept as long as their markers.
-        while time.monotonic() < began + budget / 2 and (count := markers.delete_expired(using, conf().BATCH)):
+        while time.monotonic() < began + budget / 2 and (count := markers.delete_expired(using, batch(using))):
             done["markers"] += count
-        while time.monotonic() < began + budget and (deleted := self._step(using)) is not None:
+        while (deleted := self._step(using)) is not None:
             done["jobs"] += deleted
+            if time.monotonic() >= began + budget:
+                break
         for prune in extensions.through("prune"):
             done.update(prune(using, max(0.0, began + budget - time.monotonic())) or {})
         old = Node.objects.using(using).filter(dead_at__lt=now_plus(-NODE_RETENTION))
         if (named := _named(using)) is not None:
             done["nodes"] += old.exclude(pk__in=named)._raw_delete(using)
+        self.is_behind |= time.monotonic() >= began + budget
 
     def _step(self, using: str) -> int | None:
         """Delete the next jobs; how many these were, or None at the end of history."""
         now = time.monotonic()
         place, began = self._walks.get(using, (None, now))
-        found = list(walk(using, place, conf().BATCH).values_list("pk", "place", "is_over"))
+        found = list(walk(using, place, batch(using)).values_list("pk", "place", "is_over"))
         if not found:
             # At the end of history: go on with what grows old, until it is time for a new walk.
             self._walks[using] = (None, now) if now - began > FULL_WALK else (place, began)
@@ -95,6 +105,11 @@ class Prune:
         """What ``run_once`` would delete; a job that only an expired marker keeps is not counted yet."""
         jobs = (_unneeded(Job.objects.filter(_over(alias)), alias).count() for alias in conf().DATABASES)
         return {"jobs": sum(jobs), "markers": sum(markers.expired(alias).count() for alias in conf().DATABASES)}
+
+
+def batch(using: str) -> int:
+    """How many rows go in one statement."""
+    return conf().BATCH * store.of(using).old_batches
 
 
 def _named(using: str) -> set[uuid.UUID] | None:
@@ -148,13 +163,14 @@ def _over(using: str) -> Any:
 def delete_old(keys: Sequence[uuid.UUID], using: str) -> int:
     """Delete those that are old enough. Race with a replay: a row that somebody has locked is left for another time."""
     with transaction.atomic(using=using):
-        return _delete(databases.free(_unneeded(Job.objects.filter(_old(), pk__in=keys), using)), using)
+        old = Job.objects.filter(_old(), store.of(using).among("pk", keys))
+        return _delete(databases.free(_unneeded(old, using)), using)
 
 
 def delete(keys: Sequence[uuid.UUID], using: str) -> int:
     """Delete those of the jobs that have ended (else a replay was faster), and that no extension keeps."""
     with transaction.atomic(using=using):
-        over = Job.objects.filter(pk__in=keys, state__in=ENDED)
+        over = Job.objects.filter(store.of(using).among("pk", keys), state__in=ENDED)
         return _delete(_unneeded(over, using).select_for_update(), using)
 
 
@@ -170,13 +186,30 @@ def _delete(locked: QuerySet[Job], using: str) -> int:
     # By their ids alone: for a DELETE with a subquery MySQL reads, and locks, the whole table.
     if not (ids := list(locked.values_list("pk", flat=True))):
         return 0
-    over = Job.objects.using(using).filter(pk__in=ids)
+    over = Job.objects.using(using).filter(store.of(using).among("pk", ids))
     for tell in extensions.through("deleting"):
         tell(over, using)
     deleted: int = over._raw_delete(using)
-    gone = Action.objects.using(using).filter(job__in=ids)
+    gone = Action.objects.using(using).filter(store.of(using).among("job", ids))
     gone.filter(~Exists(Job.objects.using(using).filter(pk=OuterRef("job"))))._raw_delete(using)
     return deleted
+
+
+def behind(using: str) -> datetime.datetime | None:
+    """When the oldest job ended that should be gone since :data:`LATE` seconds; None: prune keeps up.
+
+    It comes last to what ended last. So one batch there decides, and one of the oldest says since when.
+    """
+    jobs, found = Job.objects.using(using), []
+    for age in _retentions().values():
+        late = jobs.filter(finished_at__lt=now_plus(-age - LATE))
+        for order in ("-finished_at", "finished_at"):
+            some = store.of(using).among("pk", list(late.order_by(order).values_list("pk", flat=True)[: conf().BATCH]))
+            at = _unneeded(jobs.filter(_over(using), some), using).aggregate(at=Min("finished_at"))["at"]
+            if at is None:
+                break
+            found.append(at)
+    return min(found, default=None)
 
 
 def needed_for(job_id: uuid.UUID, using: str) -> str:

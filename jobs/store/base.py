@@ -210,6 +210,13 @@ class Store:
     #: How many rows one INSERT takes; None: Django knows.
     batch_size: int | None = None
 
+    #: How many batches (``BATCH``) of old rows go in one statement.
+    old_batches = 1
+
+    def among(self, column: str, ids: Collection[Any]) -> Any:
+        """The condition that a column is one of these."""
+        return Q(**{f"{column}__in": ids})
+
     def free_unique_keys(self, ids: Sequence[uuid.UUID], is_over: Q) -> None:
         """These jobs go on without their unique keys, if the condition is still true of them."""
         Job.objects.using(self.using).filter(is_over, pk__in=ids).update(unique_key=None)

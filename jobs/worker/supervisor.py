@@ -51,8 +51,8 @@ NOTES = 1.0
 #: handler ignores it. Then the seconds that it has to replace one by itself, and between two such signals.
 REPLACE, REPLACED_WITHIN = signal.SIGURG, 1.0
 
-#: Seconds of one round of pruning: the rest waits for the next round.
-PRUNE_BUDGET = 2.0
+#: Seconds of one round of pruning, and until the next one if that was not enough.
+PRUNE_BUDGET, PRUNE_AGAIN = 2.0, 1.0
 
 #: Seconds to wait for the pool's processes to die after their parent did.
 LAST_WAIT = 5.0
@@ -382,7 +382,7 @@ class Process:
             self._try(lambda: prune.run_once(budget=PRUNE_BUDGET))
             # Not for the long pause.
             connections.close_all()
-            pause = max(1.0, conf().PRUNE_INTERVAL)
+            pause = PRUNE_AGAIN if prune.is_behind else max(1.0, conf().PRUNE_INTERVAL)
 
     def _try(self, action: Callable[[], Any]) -> bool:
         """Nothing that goes wrong in one tick stops the next; whether nothing did."""

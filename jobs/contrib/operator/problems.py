@@ -10,13 +10,14 @@ from django.utils.translation import gettext, ngettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
 from jobs import extensions
-from jobs.conf import worker_command
+from jobs.conf import conf, worker_command
 from jobs.contrib.operator import statistics, status
 from jobs.contrib.operator.statistics import HOUR, Row
 from jobs.inspection.counts import at_least, in_line, late_after
 from jobs.inspection.problems import ERROR, INFO, SEVERITIES, WARNING, Kind, Link, Problem, ago, by_whom
 from jobs.inspection.times import duration
 from jobs.inspection.view import View
+from jobs.maintenance import prune
 from jobs.models import Node, State
 from jobs.operations.actions import OPERATIONS
 from jobs.store import databases
@@ -123,6 +124,7 @@ KINDS: dict[str, Kind] = {
         _ready,
         is_fault=False,
     ),
+    "unpruned": Kind(WARNING, ngettext_lazy("prune is behind", "prune is behind in %(number)s databases", "number")),
     "paused": Kind(
         WARNING,
         ngettext_lazy("%(number)s queue is paused", "%(number)s queues are paused", "number"),
@@ -170,6 +172,7 @@ def of(found: dict[str, Any], running: Iterable[Any] | None = None) -> list[Prob
         *_failing(minutes, found["nodes"]),
         *_died(found["died"]),
         *_stuck(status.running_now() if running is None else running),
+        *_unpruned(found),
         *(each for problems in extensions.through("problems") for each in problems(found)),
     ]
     known = kinds()
@@ -360,6 +363,18 @@ def _stuck(running: Iterable[Any]) -> Iterator[Problem]:
         elif seconds > LONG:
             means = gettext("It may hang: neither an end nor a time limit has come. Look at it; kill it if it hangs.")
             yield Problem("stuck", gettext("%(task)s: runs for %(time)s") % words, means, **more)
+
+
+def _unpruned(found: dict[str, Any]) -> Iterator[Problem]:
+    for alias in conf().DATABASES if _is_any_alive(found) else ():
+        if (at := prune.behind(alias)) is not None:
+            says = gettext("prune is behind: the oldest job that should be gone ended %(time)s ago")
+            means = gettext(
+                "The oldest worker deletes what is past its retention, two seconds of every three. History grows "
+                "faster, the retention was shortened a moment ago, or the database is slow."
+            )
+            command, since = "manage.py jobs prune --once", ago(at)
+            yield Problem("unpruned", says % {"time": duration(since)}, means, command, since=since, about=alias)
 
 
 def _failing(minutes: Sequence[Row], nodes: list[dict[str, Any]]) -> Iterator[Problem]:

@@ -10,7 +10,9 @@ from jobs.contrib.operator import problems, status
 from jobs.contrib.operator.figures import Dashboard
 from jobs.contrib.operator.statistics import MINUTE
 from jobs.lifecycle import pauses
+from jobs.maintenance.prune import Prune
 from jobs.models import Job, Node
+from jobs.store.databases import SideDatabase
 from tests.contrib.operator.tallies import tally
 from tests.helpers.rows import let_heartbeat, make, make_node
 
@@ -77,6 +79,18 @@ def test_a_queue_that_grows_faster_than_it_drains():
     [remark] = Dashboard().problems
     assert (remark.kind, remark.about) == ("growing", "mail")
     assert "4.1 jobs a minute come, and 1.0 are done" in remark.text
+
+
+def test_prune_that_is_behind(settings):
+    alive()
+    settings.JOBS = {**settings.JOBS, "RETENTION": 86400.0}
+    make("succeeded", age=3 * 86400)
+    [remark] = noted()
+    assert (remark.kind, remark.severity, remark.about) == ("unpruned", "warning", "default")
+    assert remark.text == "prune is behind: the oldest job that should be gone ended 3.0 d ago"
+    assert problems.sentence([remark]) == "1 problem: prune is behind"
+    Prune(SideDatabase()).run_once()
+    assert noted() == []
 
 
 def test_failures_can_be_retried_and_seen_from_their_row(admin_client):
