@@ -88,6 +88,9 @@ class Task(celery.Task):
     #: Whether its body is a coroutine, which an extension awaits.
     is_async: ClassVar[bool] = False
 
+    #: Whether the commit of its completion waits for the disk, also if nothing follows it.
+    is_synced: ClassVar[bool] = True
+
     #: What is wrong with the options above.
     declared_wrong: ClassVar[Exception | None] = None
 
