@@ -90,6 +90,9 @@ class Task(celery.Task):
     #: It does nothing outside that a synchronous commit with the fence did not announce.
     is_fenced: ClassVar[bool] = False
 
+    #: Whether the commit of its completion waits for the disk, also if nothing follows it.
+    is_synced: ClassVar[bool] = True
+
     #: What is wrong with the options above.
     declared_wrong: ClassVar[Exception | None] = None
 

@@ -68,6 +68,11 @@ class Settings:
     #: as the bodies need.
     STOP_TIMEOUT: float | None = None
 
+    #: Whether the commit of a job waits until it is on the server's disk (PostgreSQL). With False a crash of the
+    #: server, or a failover to its standby, may undo jobs of the last moment, each with its effects: they run again. A
+    #: task's own ``synchronous_commit`` wins.
+    SYNCHRONOUS_COMMIT: bool = True
+
     #: A job whose body killed its process this often ends ``failed``. A task's own ``max_crashes`` wins.
     MAX_CRASHES: int = 3
     #: A job that lost its worker or its database this often ends ``failed``. Innocent jobs are lost with every deploy
@@ -207,6 +212,9 @@ def _problems_of(name: str, kind: Any, value: Any) -> Iterator[str]:
     elif kind == Sequence[str]:
         if isinstance(value, str):
             yield " must be a list, not a string."
+    elif kind is bool:
+        if not isinstance(value, bool):
+            yield f" must be True or False, not {value!r}."
     elif not _is_above_0(value):
         yield f" must be a number above 0 (a time: in seconds, or a timedelta), not {value!r}."
     elif kind is int and not isinstance(value, int):

@@ -300,7 +300,9 @@ def _attempt(run: Run) -> Committed | Conflict | Lost | Raised:
                         write()
                     reach("before_commit")
                     reached = "commit"
-                    if not transitions.succeed(job, stored, time.monotonic() - run.began, source):
+                    # What follows the commit (hooks, calls, events, links) must not outlive it.
+                    is_synced = task.is_synced or bool(written or at.connection.run_on_commit)
+                    if not transitions.succeed(job, stored, time.monotonic() - run.began, source, is_synced):
                         raise LostLease("this run lost its lease; its transaction is rolled back")
                     reach("after_completion")
             except BaseException as exc:

@@ -89,7 +89,7 @@ def _waiting(run_at: Any) -> dict[str, Any]:
 # Out of running: the two doors
 
 
-def succeed(job: Job, result: Any, runtime: float, source: Job | None = None) -> bool:
+def succeed(job: Job, result: Any, runtime: float, source: Job | None = None, is_synced: bool = True) -> bool:
     """The last statement of the body's own transaction, so that effects and completion are one commit.
 
     False: the job was given to another run, or was asked to end (:func:`heed`).
@@ -97,11 +97,12 @@ def succeed(job: Job, result: Any, runtime: float, source: Job | None = None) ->
     Parameters:
         runtime: seconds since the body began; the row was claimed before that, together with others.
         source: the job that had done the work before, if any; the result is its own.
+        is_synced: the commit waits for the disk.
     """
     at = store.of(str(job._state.db))
     # The body may have caught an error that its transaction did not survive.
     at.connection.validate_no_broken_transaction()
-    if done := at.succeed(job, result, runtime) if source is None else at.succeed_as(job, result, source):
+    if done := at.succeed(job, result, runtime, is_synced) if source is None else at.succeed_as(job, result, source):
         job.__dict__.update(state=State.SUCCEEDED, result=result, error=None)
         # Read from the row when somebody asks for them.
         for computed in ("finished_at", "started_at", "replay_of"):

@@ -299,8 +299,12 @@ class Store:
         """The time in which this process may write."""
         return nullcontext()
 
-    def succeed(self, job: Job, result: Any, runtime: float) -> bool:
-        """Complete a run as the last statement of its transaction; False: it lost its lease, or was asked to end."""
+    def succeed(self, job: Job, result: Any, runtime: float, is_synced: bool = True) -> bool:
+        """Complete a run as the last statement of its transaction; False: it lost its lease, or was asked to end.
+
+        Parameters:
+            is_synced: the commit waits for the disk; else it need not, where a transaction may say that.
+        """
         return self.succeed_as(job, result, None)
 
     def succeed_as(self, job: Job, result: Any, source: Job | None) -> bool:

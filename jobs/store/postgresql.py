@@ -26,20 +26,23 @@ READY = """state = 'ready' AND held IS NULL AND queue = {queue}
       AND EXISTS (SELECT 1 FROM jobs_node WHERE id = %(node)s AND dead_at IS NULL)
       AND NOT EXISTS (SELECT 1 FROM jobs_pause WHERE queue = {queue})"""
 
+#: The commit of this transaction need not wait for the disk.
+UNSYNCED = "FROM (SELECT set_config('synchronous_commit', 'off', true)) AS unsynced"
+
 #: A claim is not synced to the disk: a crash of the server that forgets it does no harm.
-CLAIM = """
+CLAIM = f"""
 UPDATE jobs_job
 SET state = 'running', lease = lease + 1, token = %(token)s, node_id = %(node)s, backend = %(backend)s,
     started_at = statement_timestamp(), limit_slot = NULL, queue_slot = NULL
-FROM (SELECT set_config('synchronous_commit', 'off', true)) AS unsynced
+{UNSYNCED}
 WHERE id = ANY (ARRAY(
     SELECT id FROM jobs_job
-    WHERE {ready} {after} {without}
-    ORDER BY {order}
-    LIMIT {limit}
+    WHERE {{ready}} {{after}} {{without}}
+    ORDER BY {{order}}
+    LIMIT {{limit}}
     FOR UPDATE SKIP LOCKED
 ))
-RETURNING {columns}
+RETURNING {{columns}}
 """
 
 #: A position in a queue. The planner sees it, and plans each claim anew. A plan that is kept may be that of a table
@@ -85,6 +88,8 @@ WITH done AS (
 )
 SELECT 1 / count(*) FROM done
 """
+#: The same where a crash of the server may forget effects and completion together.
+RELAXED = SUCCEED.replace("WHERE", f"{UNSYNCED}\n    WHERE", 1)
 _SUCCEED_TYPES = "json, float8, uuid, int, bigint"
 
 #: One round trip: the bound of the wait is set, holds for the INSERT, and is taken back.
@@ -223,10 +228,10 @@ class PostgreSQL(base.Store):
     def prepare_body(self) -> None:
         spare_savepoints(self.connection)
 
-    def succeed(self, job: Job, result: Any, runtime: float) -> bool:
+    def succeed(self, job: Job, result: Any, runtime: float, is_synced: bool = True) -> bool:
         """The COMMIT goes with it, in one message to the server, if the transaction is the body's own."""
         values = json_literal(result), f"{runtime:.6f}", f"'{job.pk}'", str(job.lease), str(job.token)
-        return self.write_last(_SUCCEED_TYPES, SUCCEED, values, "after_completion")
+        return self.write_last(_SUCCEED_TYPES, SUCCEED if is_synced else RELAXED, values, "after_completion")
 
     def write_last(self, types: str, template: str, values: Sequence[str], point: str) -> bool:
         """Execute the last statement of a transaction, and send the COMMIT with it; False: the fence did not hold.

@@ -74,7 +74,7 @@ class SQLite(base.Store):
     def write_mutex(self) -> AbstractContextManager[Any]:
         return write_mutex.held()
 
-    def succeed(self, job: Job, result: Any, runtime: float) -> bool:
+    def succeed(self, job: Job, result: Any, runtime: float, is_synced: bool = True) -> bool:
         text = None if result is None else json.dumps(result)
         with self.connection.cursor() as cursor:
             cursor.execute(_SUCCEED, [text, job.pk.hex, job.lease, job.token, job.pk.hex])

@@ -165,6 +165,15 @@ def batches(examples: Examples) -> None:
     ]
 
 
+@reads("docs/howto/fast.md")
+def fast(examples: Examples) -> None:
+    count, source = examples.run().count, Import.objects.create()
+    count.delay(source.pk)
+    run_jobs()
+    assert Import.objects.get(pk=source.pk).position == 1
+    examples.run_settings()
+
+
 @reads("docs/howto/databases.md")
 def databases(examples: Examples) -> None:
     connections.settings["shop"] = connections.settings["default"]

@@ -650,7 +650,7 @@ def test_a_database_error_before_the_body_is_not_the_bodys_failure(monkeypatch):
 
 
 def test_an_interface_error_at_the_commit_runs_the_job_again(monkeypatch):
-    def broken(job, result, runtime, source):
+    def broken(*given):
         raise InterfaceError("connection already closed")
 
     result = tasks.effect.delay("a")
