@@ -114,23 +114,32 @@ class Wakeup:
         return self._reader
 
     def send(self) -> None:
+        """There is news for whoever waits."""
+        for each in (self, *self.others):
+            each.pass_on()
+
+    def pass_on(self) -> None:
+        """There is more than the caller took, of its own kind."""
         # The pipe is full: enough unread bytes to wake everybody.
         with suppress(BlockingIOError):
             os.write(self._writer, b".")
-        for other in self.others:
-            other.send()
 
-    def take(self, most: int = 1) -> bool:
-        """Take one wake-up, or up to so many; False: somebody was faster."""
+    def take(self) -> bool:
+        """Take one wake-up; False: somebody was faster."""
+        return self._take(1)
+
+    def take_all(self) -> bool:
+        """Take all there are, before a look that answers them; False: there are none."""
+        return self._take(1 << 16)
+
+    def _take(self, most: int) -> bool:
         with suppress(BlockingIOError):
             return bool(os.read(self._reader, most))
         return False
 
     def wait(self, timeout: float) -> bool:
-        """Wait for a wake-up and take it; False: none came within ``timeout`` seconds."""
-        if is_woken := bool(select.select([self._reader], [], [], timeout)[0]):
-            self.take()
-        return is_woken
+        """Wait for a wake-up and take it; False: none came within ``timeout`` seconds, or somebody was faster."""
+        return bool(select.select([self._reader], [], [], timeout)[0]) and self.take()
 
 
 #: Made before the worker forks, like the worker state.

@@ -88,6 +88,20 @@ def _write_spans(path):
     trace.set_tracer_provider(provider)
 
 
+def _note_statements(path):
+    """What a worker asks PostgreSQL for jobs, a line each: its process, and the first word of the statement."""
+    from jobs.store.sessions import Session
+
+    fetch = Session.fetch
+
+    def note_and_fetch(self, sql, values):
+        with open(path, "a") as file:
+            file.write(f"{os.getpid()} {sql.split()[0]}\n")
+        return fetch(self, sql, values)
+
+    Session.fetch = note_and_fetch
+
+
 if "JOBS_TEST_HANGS_AT_EXIT" in os.environ:
     # Before the supervisor is there, so it comes after the supervisor's end, as billiard's does.
     atexit.register(time.sleep, 60)
@@ -123,3 +137,6 @@ if "JOBS_TEST_CELERY_SIGNALS" in os.environ:
 
 if "JOBS_TEST_SPANS" in os.environ:
     _write_spans(os.environ["JOBS_TEST_SPANS"])
+
+if "JOBS_TEST_STATEMENTS" in os.environ:
+    _note_statements(os.environ["JOBS_TEST_STATEMENTS"])
