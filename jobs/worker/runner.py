@@ -109,7 +109,6 @@ class Runner:
         if not jobs:
             self.slot.rest(IDLE)
             return []
-        worker_state.finds += 1
         if self._claimer.may_find_more(jobs, self._asked):
             # For one that sleeps.
             self.wakeup.pass_on()

@@ -88,18 +88,30 @@ def _write_spans(path):
     trace.set_tracer_provider(provider)
 
 
-def _note_statements(path):
-    """What a worker asks PostgreSQL for jobs, a line each: its process, and the first word of the statement."""
-    from jobs.store.sessions import Session
+def _note_looks(path):
+    """How the processes of a worker look for jobs, a line each: by a claim, or by a question."""
+    from jobs import extensions, store
+    from jobs.lifecycle.claims import Claimer
 
-    fetch = Session.fetch
+    def note(owner, name, word):
+        real = getattr(owner, name)
 
-    def note_and_fetch(self, sql, values):
-        with open(path, "a") as file:
-            file.write(f"{os.getpid()} {sql.split()[0]}\n")
-        return fetch(self, sql, values)
+        def note_and_call(*args, **kwargs):
+            with open(path, "a") as file:
+                file.write(f"{word}\n")
+            return real(*args, **kwargs)
 
-    Session.fetch = note_and_fetch
+        setattr(owner, name, note_and_call)
+
+    note(extensions.instead(Claimer), "claim", "claim")
+    note(store.Store, "has_ready", "look")
+
+
+@signals.worker_init.connect
+def note_looks(**kwargs):
+    """Before the worker forks. Extensions are there by then."""
+    if "JOBS_TEST_LOOKS" in os.environ:
+        _note_looks(os.environ["JOBS_TEST_LOOKS"])
 
 
 if "JOBS_TEST_HANGS_AT_EXIT" in os.environ:
@@ -137,6 +149,3 @@ if "JOBS_TEST_CELERY_SIGNALS" in os.environ:
 
 if "JOBS_TEST_SPANS" in os.environ:
     _write_spans(os.environ["JOBS_TEST_SPANS"])
-
-if "JOBS_TEST_STATEMENTS" in os.environ:
-    _note_statements(os.environ["JOBS_TEST_STATEMENTS"])
