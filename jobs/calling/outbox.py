@@ -76,7 +76,7 @@ def record(jobs: list[Job], using: str, app: Any) -> list[Job]:
             for job in new:
                 committed(job)
         return jobs
-    hook.queues.update(job.queue for job in new if job.state == State.READY)
+    hook.queues.extend(job.queue for job in new if job.state == State.READY)
     is_heard = signals.enqueued.receivers or celery_signals.after_task_publish.receivers
     if is_heard or any(job.is_awaited for job in new):
         hook.recorded.extend((app, job) for job in new)
@@ -146,7 +146,7 @@ class AfterCommit:
         # Django names a hook that raised.
         self.__qualname__ = "jobs.calling.outbox.AfterCommit"
         self.using = using
-        self.queues: set[str] = set()
+        self.queues: list[str] = []
         self.recorded: list[tuple[Any, Job]] = []
 
     def __call__(self) -> None:
@@ -182,7 +182,7 @@ def hook_of(connection: Any) -> AfterCommit | None:
 def notify_after(using: str, name: str) -> None:
     """Notify of something that is no job, after the commit of the current transaction."""
     if (hook := hook_of(connections[using])) is not None:
-        hook.queues.add(name)
+        hook.queues.append(name)
         if not connections[using].in_atomic_block:
             hook()
 

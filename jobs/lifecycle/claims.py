@@ -79,7 +79,7 @@ class Claimer:
         place = (using, queue)
         after = self._after.pop(place, None)
         rows: list[Job] = []
-        if after is not None and time.monotonic() < self._look_at.get(place, 0.0):
+        if after and time.monotonic() < self._look_at.get(place, 0.0):
             rows = at.claim(claim._replace(after=after))
         if not rows and time.monotonic() >= self._rest_until.get(place, 0.0):
             began = time.monotonic()
@@ -90,7 +90,8 @@ class Claimer:
                 # It stepped over many jobs of other tasks.
                 self._rest_until[place] = self._look_at[place]
         if rows:
-            self._after[place] = POSITION(rows[-1])
+            # A job that comes alone needs no place: nothing stands behind it, and one look says so.
+            self._after[place] = () if after is None else POSITION(rows[-1])
         return rows
 
     @property

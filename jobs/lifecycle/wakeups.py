@@ -5,12 +5,18 @@ would take a lock that lets such transactions commit one after the other only. E
 themselves.
 """
 
+from __future__ import annotations
+
 import os
+import random
 import select
 import time
-from collections.abc import Container, Iterable
+import uuid
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping
 from contextlib import ExitStack, suppress
-from typing import Any
+from hashlib import blake2b
+from typing import Any, NamedTuple
 
 from django.db import Error, connections
 
@@ -20,7 +26,7 @@ from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job
 from jobs.store import databases
 
-#: PostgreSQL's channel; the payload is the queue's name.
+#: PostgreSQL's channel; the payload is a :class:`News`.
 CHANNEL = "jobs_wakeup"
 
 #: The channel for those who wait for results; the payload is the id that Celery knows the job by.
@@ -38,18 +44,53 @@ BURST, PAUSE = 5, 0.02
 _notified: dict[tuple[str, str], float] = {}
 
 
+class News(NamedTuple):
+    """So many jobs have come into a queue."""
+
+    queue: str
+    jobs: int = 1
+    #: A random number, the same for all that hear it: by it nodes take turns.
+    number: int = 0
+
+    @classmethod
+    def read(cls, text: str) -> News:
+        queue, is_news, numbers = text.rpartition("\n")
+        return cls(queue, *map(int, numbers.split())) if is_news else cls(text)
+
+    def __str__(self) -> str:
+        return f"{self.queue}\n{self.jobs} {self.number}"
+
+    def turn(self, node: uuid.UUID, others: Mapping[uuid.UUID, Container[str]]) -> int:
+        """How many looks have gone wrong before the node looks for these jobs; 0: it looks at once.
+
+        For each job one node does, and the next time others. All of them know the same nodes, roughly.
+
+        Parameters:
+            others: the queues of each node that lives.
+        """
+        mine = self._place(node)
+        before = sum(self.queue in queues and self._place(each) < mine for each, queues in others.items())
+        return max(0, before + 1 - self.jobs)
+
+    def _place(self, node: uuid.UUID) -> bytes:
+        return blake2b(node.bytes, key=self.number.to_bytes(8), digest_size=8).digest()
+
+
 def notify(using: str, queues: Iterable[str]) -> None:
-    """Tell the workers. Call it after the commit; it never raises, and costs nothing where nobody listens."""
+    """Tell the workers of the queue of each new job.
+
+    Call it after the commit; it never raises, and costs nothing where nobody listens.
+    """
     if not store.of(using).has_notify:
         return
-    now = time.monotonic()
-    due = [queue for queue in queues if _notified.get((using, queue), now) - now <= (BURST - 1) * PAUSE]
+    now, counts = time.monotonic(), Counter(queues)
+    due = [queue for queue in counts if _notified.get((using, queue), now) - now <= (BURST - 1) * PAUSE]
     if not due:
         return
     if len(_notified) > 1000:
         _notified.clear()
     _notified.update(((using, queue), max(now, _notified.get((using, queue), now)) + PAUSE) for queue in due)
-    _send(using, CHANNEL, due)
+    _send(using, CHANNEL, [str(News(queue, counts[queue], random.getrandbits(63))) for queue in due])
 
 
 def answer(job: Job, using: str) -> None:
@@ -114,23 +155,32 @@ class Wakeup:
         return self._reader
 
     def send(self) -> None:
+        """There is news for whoever waits."""
+        for each in (self, *self.others):
+            each.pass_on()
+
+    def pass_on(self) -> None:
+        """There is more than the caller took, of its own kind."""
         # The pipe is full: enough unread bytes to wake everybody.
         with suppress(BlockingIOError):
             os.write(self._writer, b".")
-        for other in self.others:
-            other.send()
 
-    def take(self, most: int = 1) -> bool:
-        """Take one wake-up, or up to so many; False: somebody was faster."""
+    def take(self) -> bool:
+        """Take one wake-up; False: somebody was faster."""
+        return self._take(1)
+
+    def take_all(self) -> bool:
+        """Take all there are, before a look that answers them; False: there are none."""
+        return self._take(1 << 16)
+
+    def _take(self, most: int) -> bool:
         with suppress(BlockingIOError):
             return bool(os.read(self._reader, most))
         return False
 
     def wait(self, timeout: float) -> bool:
-        """Wait for a wake-up and take it; False: none came within ``timeout`` seconds."""
-        if is_woken := bool(select.select([self._reader], [], [], timeout)[0]):
-            self.take()
-        return is_woken
+        """Wait for a wake-up and take it; False: none came within ``timeout`` seconds, or somebody was faster."""
+        return bool(select.select([self._reader], [], [], timeout)[0]) and self.take()
 
 
 #: Made before the worker forks, like the worker state.

@@ -168,8 +168,6 @@ class WorkerState:
     has_blocks = _shared("?", 44)
     #: Whether jobs are held back somewhere.
     holds = _shared("?", 43)
-    #: How many claims of this node found something, roughly.
-    finds = _shared("q", 48)
     #: Until when somebody waits for results, and is told of each end; on the machine's monotonic clock.
     answers_until = _shared("d", 72)
     #: Seconds since the node's last beat was written; 0 where nobody beats (outside of a worker).
@@ -351,7 +349,7 @@ class WorkerState:
 
     def wipe(self) -> None:
         """Forget all but the node and the queues."""
-        self._memory[16:56] = bytes(40)
+        self._memory[16:48] = bytes(32)
         self._memory[_PIDS:_HEADER] = bytes(_HEADER - _PIDS)
 
 

@@ -158,7 +158,7 @@ def _make_due(using: str, since: Any) -> int:
 def _told(using: str, queues: list[str]) -> int:
     """After each batch: the first of many must not wait for the last."""
     if queues:
-        notify(using, set(queues))
+        notify(using, queues)
         wakeup.send()
     return len(queues)
 

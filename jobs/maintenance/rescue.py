@@ -3,7 +3,7 @@
 import logging
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -53,6 +53,8 @@ class Rescue:
         self._named: set[uuid.UUID] = set()
         self._ask_at = 0.0
         self._seldom = Seldom(RARELY)
+        #: The queues of each node that lives.
+        self.living: dict[uuid.UUID, Collection[str]] = {}
 
     def run_once(self) -> dict[str, int]:
         done = {"nodes": 0, "jobs": 0}
@@ -90,7 +92,9 @@ class Rescue:
             databases.everywhere(lambda alias: self._named.update(_unburied(alias)))
         # Race: a node has its row at home before that elsewhere, and before its first beat. So home is read last.
         known = Q(dead_at=None) | Q(pk__in=self._named)
-        at_home = dict(Node.objects.using(databases.home()).filter(known).values_list("pk", "dead_at"))
+        found = list(Node.objects.using(databases.home()).filter(known).values_list("pk", "dead_at", "queues"))
+        at_home = {key: dead_at for key, dead_at, _ in found}
+        self.living = {key: queues for key, dead_at, queues in found if dead_at is None}
         # Home may have been pruned or restored: of whom it does not know it has to hear, as of all others.
         alive = {key for key in self._named | at_home.keys() if at_home.get(key) is None}
         self._strange = counts.keys() - alive - {VISITOR}

@@ -4,13 +4,15 @@ import random
 import select
 import threading
 import time
+import uuid
+from collections.abc import Collection
 from typing import Any
 
 from django.db import Error, connections
 
 from jobs import extensions, store
 from jobs.conf.logs import logger
-from jobs.lifecycle.wakeups import ANSWERS, CHANNEL, WAITS, wakeup
+from jobs.lifecycle.wakeups import ANSWERS, CHANNEL, WAITS, News, wakeup
 from jobs.lifecycle.worker_state import IDLE, worker_state
 from jobs.maintenance import clock
 from jobs.store import databases
@@ -18,14 +20,18 @@ from jobs.store import databases
 #: Callers notify once in a while and keep no timer. Looks find what they enqueued since, so many seconds after.
 AFTER = (0.025, 0.06)
 
+#: For one new job one node looks at once. Others come by turns, so many seconds after each other: it may be busy, or
+#: dead. A look that finds the job taken costs no claim.
+TURN = 0.0125
+
 #: Seconds between two looks at the version of an SQLite file: while something changes, and after a quiet while.
 BUSY_LOOK, IDLE_LOOK, QUIET = 0.01, 0.02, 1.0
 
-#: A node that found nothing after so many notifications in a row answers the next one up to so many seconds later.
-FRUITLESS, LATE = 3, 0.02
-
 #: Seconds until LISTEN is tried again.
 RECONNECT = 1.0
+
+#: The queues of each node that lives, as far as this one knows.
+living: dict[uuid.UUID, Collection[str]] = {}
 
 
 def listener_of(alias: str, stopping: threading.Event) -> threading.Thread | None:
@@ -55,34 +61,39 @@ def _listen(alias: str, stopping: threading.Event) -> None:
         # What was sent before this moment was lost.
         _look(alias)
         looks: list[float] = []
-        fruitless, finds = 0, worker_state.finds
         while not stopping.is_set():
             timeout = max(0.0, looks[0] - time.monotonic()) if looks else 1.0
             select.select([raw.fileno()], [], [], timeout)
             heard = _heard(raw.pgconn)
             now = time.monotonic()
-            if WAITS in heard:
+            names, queues = {news.queue for news in heard}, worker_state.queues
+            if WAITS in names:
                 worker_state.answers_until = now + ANSWERS
             for hear in extensions.through("heard") if heard else ():
-                hear(heard)
-            if not heard.isdisjoint(worker_state.queues):
-                fruitless, finds = (fruitless + 1, finds) if worker_state.finds == finds else (0, worker_state.finds)
-                if fruitless >= FRUITLESS:
-                    # A notification reaches many nodes, and not all of them should come at once.
-                    stopping.wait(random.uniform(0, LATE))
+                hear(names)
+            turns = [news.turn(worker_state.node, living) for news in heard if news.queue in queues]
+            if 0 in turns:
                 wakeup.send()
-                looks = [now + pause for pause in AFTER]
-            elif looks and now >= looks[0]:
+            # A stream of news puts off no look.
+            looks = sorted([*looks[:1], *(now + pause for pause in _pauses(min(turns)))]) if turns else looks
+            if looks and now >= looks[0]:
                 looks = [look for look in looks if look > now]
                 _look(alias)
 
 
-def _heard(connection: Any) -> set[str]:
-    """The queues that have news, without waiting; psycopg's own ``notifies()`` takes a hundred times as long."""
+def _pauses(turn: int) -> tuple[float, ...]:
+    """In how many seconds a node looks whose turn it is, or will be."""
+    if turn == 0:
+        return AFTER
+    return (turn * TURN, AFTER[1]) if turn * TURN <= AFTER[0] else (random.uniform(*AFTER),)
+
+
+def _heard(connection: Any) -> list[News]:
+    """What there is, without waiting; psycopg's own ``notifies()`` takes a hundred times as long."""
     connection.consume_input()
-    heard = set()
+    heard = []
     while (note := connection.notifies()) is not None:
-        heard.add(note.extra.decode())
+        heard.append(News.read(note.extra.decode()))
     return heard
 
 

@@ -7,6 +7,7 @@ what is private to Celery and billiard here, and every worker looks whether it i
 import select
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -94,13 +95,19 @@ def _run_jobs(runner: Runner, poll: select.poll, both: select.poll, shutdown: An
             offers.send()
             if poll.poll(OFFER):
                 return
-        if runner.run_batch():
-            continue
-        for descriptor, _ in both.poll(runner.patience * 1000):
-            if descriptor == wakeup.fileno():
-                wakeup.take()
+        if not runner.run_batch():
+            _wait(both, runner.patience)
     if worker_state.stopping_for is not None:
         _wait_for_others()
+
+
+def _wait(both: select.poll, patience: float) -> None:
+    """Wait for the pool's pipe, or for a wake-up. All that wait are woken by one, and one takes it."""
+    deadline = time.monotonic() + patience
+    while (left := deadline - time.monotonic()) > 0:
+        ready = both.poll(left * 1000)
+        if any(descriptor != wakeup.fileno() for descriptor, _ in ready) or (ready and wakeup.take()):
+            return
 
 
 def _wait_for_others() -> None:
@@ -238,8 +245,10 @@ def _run_in_thread(app: Any, hostname: str) -> None:
                     "a thread that runs jobs goes on after an error", extra=worker_state.about("runner_broken")
                 )
                 has_run = False
-            if not has_run:
-                wakeup.wait(min(0.5, runner.patience))
+            deadline = time.monotonic() + (0.0 if has_run else runner.patience)
+            while worker_state.stopping_for is None and (left := deadline - time.monotonic()) > 0:
+                if wakeup.wait(min(0.5, left)):
+                    break
     finally:
         runner.slot.free()
         connections.close_all()

@@ -60,6 +60,8 @@ class Runner:
 
     #: The only tasks that it claims; empty: all but those which others have for themselves.
     only: Sequence[str] = ()
+    #: Wakes the others of its kind.
+    wakeup = wakeup
 
     def __init__(
         self,
@@ -95,26 +97,31 @@ class Runner:
 
     def take(self) -> list[Job]:
         """Claim; empty: there is nothing to do, or it may not be done."""
-        # A node that could not beat for half of the time after which it is dead claims nothing: others may be about to
-        # call it dead.
-        if (
-            worker_state.stopping_for is not None
-            or worker_state.is_quiet
-            or worker_state.silence > conf().DEAD_AFTER / 2
-        ):
-            return []
-        self.slot.rest(BUSY)
-        if self._unfinished:
-            self._finish_left()
-        jobs = self._claim()
+        jobs: list[Job] = []
+        while self._may_claim and not jobs:
+            self.slot.rest(BUSY)
+            if self._unfinished:
+                self._finish_left()
+            jobs = self._claim()
+            # What woke nobody while all were busy is answered by one more look, and not by one for each.
+            if not jobs and not self.wakeup.take_all():
+                break
         if not jobs:
             self.slot.rest(IDLE)
             return []
-        worker_state.finds += 1
         if self._claimer.may_find_more(jobs, self._asked):
             # For one that sleeps.
-            wakeup.send()
+            self.wakeup.pass_on()
         return jobs
+
+    @property
+    def _may_claim(self) -> bool:
+        """A node that could not beat for half of the time after which it is dead claims nothing.
+
+        Others may be about to call it dead.
+        """
+        is_silent = worker_state.silence > conf().DEAD_AFTER / 2
+        return worker_state.stopping_for is None and not worker_state.is_quiet and not is_silent
 
     def run_batch(self) -> bool:
         """Claim and run; False: there is nothing to do, or it may not be done."""
@@ -206,7 +213,7 @@ class Runner:
         except Error:
             return False
         if worker_state.stopping_for is None:
-            wakeup.send()
+            self.wakeup.pass_on()
         return True
 
     def run_alone(self, job: Job) -> Run:

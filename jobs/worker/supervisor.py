@@ -337,6 +337,7 @@ class Process:
                 if self._registered:
                     self._try(self._own.hand_back_orphans)
                 self._try(watch.run_once)
+                listener.living = watch.living
             self._fell.wait(max(0.0, next_watch - time.monotonic()))
 
     def _check(self) -> None:

@@ -88,6 +88,32 @@ def _write_spans(path):
     trace.set_tracer_provider(provider)
 
 
+def _note_looks(path):
+    """How the processes of a worker look for jobs, a line each: by a claim, or by a question."""
+    from jobs import extensions, store
+    from jobs.lifecycle.claims import Claimer
+
+    def note(owner, name, word):
+        real = getattr(owner, name)
+
+        def note_and_call(*args, **kwargs):
+            with open(path, "a") as file:
+                file.write(f"{word}\n")
+            return real(*args, **kwargs)
+
+        setattr(owner, name, note_and_call)
+
+    note(extensions.instead(Claimer), "claim", "claim")
+    note(store.Store, "has_ready", "look")
+
+
+@signals.worker_init.connect
+def note_looks(**kwargs):
+    """Before the worker forks. Extensions are there by then."""
+    if "JOBS_TEST_LOOKS" in os.environ:
+        _note_looks(os.environ["JOBS_TEST_LOOKS"])
+
+
 if "JOBS_TEST_HANGS_AT_EXIT" in os.environ:
     # Before the supervisor is there, so it comes after the supervisor's end, as billiard's does.
     atexit.register(time.sleep, 60)

@@ -84,7 +84,7 @@ class Bodies:
 
     def _run(self, app: Any, hostname: str) -> None:
         first, *self._slots = self._block()
-        self._runner = AsyncRunner(app, hostname, self.tasks, first)
+        self._runner = AsyncRunner(app, hostname, self.tasks, first, self._wakeup)
         self._executor = ThreadPoolExecutor(1, "jobs-async")
         self.thread, self.loop = threading.get_ident(), asyncio.new_event_loop()
         asyncio.set_event_loop(self.loop)
@@ -157,7 +157,7 @@ class Bodies:
 
     def _hear(self) -> None:
         # All there are: whoever gets as many jobs as it asked for wakes the next one.
-        if self._wakeup.take(1 << 16):
+        if self._wakeup.take_all():
             self._woken.set()
 
     # Runs

@@ -16,6 +16,7 @@ from jobs.errors import NotSettled
 from jobs.execution import pipeline
 from jobs.lifecycle import claims
 from jobs.lifecycle.run import Run
+from jobs.lifecycle.wakeups import Wakeup
 from jobs.lifecycle.worker_state import IDLE, ProcessState, worker_state
 from jobs.store import databases
 from jobs.worker import celery_events
@@ -25,9 +26,9 @@ from jobs.worker.runner import Runner, let_go
 class AsyncRunner(Runner):
     """Its methods are called on the thread that has its connection, one after the other."""
 
-    def __init__(self, app: Any, hostname: str, tasks: Sequence[str], slot: ProcessState) -> None:
+    def __init__(self, app: Any, hostname: str, tasks: Sequence[str], slot: ProcessState, wakeup: Wakeup) -> None:
         super().__init__(app, hostname, slot=slot)
-        self.only = tasks
+        self.only, self.wakeup = tasks, wakeup
 
     def take_some(self, slots: Sequence[ProcessState]) -> tuple[list[Run], bool]:
         """Claim up to as many as there are slots; returns their runs, and whether there are probably more.

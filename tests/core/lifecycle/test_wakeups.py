@@ -14,7 +14,7 @@ from django.db import connection, transaction
 
 from jobs.conf import syncpoints
 from jobs.lifecycle import transitions, wakeups
-from jobs.lifecycle.wakeups import Wakeup
+from jobs.lifecycle.wakeups import News, Wakeup
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job
 from jobs.store import databases, sessions
@@ -43,7 +43,7 @@ def heard():
     with databases.apart("default") as other:
         other.ensure_connection()
         other.connection.execute(f"LISTEN {wakeups.CHANNEL}")
-        yield lambda: [note.payload for note in other.connection.notifies(timeout=0.1)]
+        yield lambda: [News.read(note.payload).queue for note in other.connection.notifies(timeout=0.1)]
 
 
 def test_a_commit_tells_the_names_of_its_queues_and_no_more(heard):
@@ -104,7 +104,8 @@ def test_a_ring_is_a_statement_of_its_own_after_the_commit(monkeypatch):
     with transaction.atomic():
         tasks.effect.delay("a")
         assert not sent
-    assert sent == [(wakeups.CHANNEL, [queue()], databases.IDLE)]
+    [(channel, [payload], status)] = sent
+    assert (channel, News.read(payload).queue, status) == (wakeups.CHANNEL, queue(), databases.IDLE)
 
 
 def test_what_is_told_stands_beside_the_statement(heard, node):
@@ -274,26 +275,81 @@ def test_a_listener_survives_the_loss_of_its_connection(listening):
     wait_for(lambda: tasks.noop.delay() and listening.wait(0.3), 10, "it listens again", step=0.1)
 
 
-def test_only_rings_that_brought_nothing_make_a_node_late(listening, monkeypatch):
-    """Each job of a node of two processes makes the other one look in vain: that is no reason to come late."""
+# Whose turn it is
+
+
+def test_news_are_read_as_they_were_told(heard):
+    for name in ("mail", "a\nb", "\n", 'it\'s \\ a "queue"; --', ""):
+        news = News(name, 3, 2**63 - 1)
+        assert News.read(str(news)) == news
+    with databases.apart("default") as other:
+        other.ensure_connection()
+        other.connection.execute(f"LISTEN {wakeups.CHANNEL}")
+        with transaction.atomic():
+            tasks.noop.delay_many([(number,) for number in range(7)])
+            tasks.noop.apply_async(queue="mail")
+        told = [News.read(note.payload) for note in other.connection.notifies(timeout=0.1)]
+    assert {news.queue: news.jobs for news in told} == {queue(): 7, "mail": 1}
+
+
+def test_for_each_new_job_one_node_looks_at_once_and_they_take_turns():
+    nodes = {uuid.uuid4(): ["mail", "other"] for _ in range(8)}
+    elsewhere = {uuid.uuid4(): ["other"] for _ in range(8)}
+    first = []
+    for number in range(400):
+        for count in (1, 3, 100):
+            news = News("mail", count, number)
+            turns = sorted(news.turn(node, nodes | elsewhere) for node in nodes)
+            assert turns == sorted(max(0, place + 1 - count) for place in range(8))
+        first += [node for node in nodes if News("mail", 1, number).turn(node, nodes) == 0]
+    assert len(first) == 400
+    assert min(first.count(node) for node in nodes) > 20
+
+
+def test_a_node_that_knows_no_other_looks_at_once():
+    assert News("mail", 1, 7).turn(uuid.uuid4(), {}) == 0
+
+
+@pytest.fixture
+def behind(monkeypatch):
+    """The listener, for whose node it is never the turn: another node is told of first, and does nothing."""
+
+    def be(turn):
+        monkeypatch.setattr(News, "turn", lambda *args: turn)
+
+    return be
+
+
+@pytest.mark.parametrize("turn", [1, 2, 3, 50])
+def test_a_job_whose_node_does_not_look_is_found_by_the_others_soon(listening, behind, turn):
+    """It may be busy, or dead: its others need no poll."""
     if connection.vendor != "postgresql":
         pytest.skip("nobody rings elsewhere")
-    late = []
-    monkeypatch.setattr(listener.random, "uniform", lambda least, most: late.append(most) or 0.0)
+    behind(turn)
+    began = fair()
+    Elsewhere(lambda: tasks.noop.delay()).result()
+    assert listening.wait(5)
+    assert fair() - began < 0.5
 
-    def ring_for(count, is_found):
-        for _ in range(count):
-            wakeups._notified.clear()
-            wakeups.notify("default", [queue()])
-            assert listening.wait(5)
-            if is_found:
-                worker_state.finds += 1
 
-    ring_for(6, is_found=True)
-    assert not late
-    ring_for(5, is_found=False)
-    # The first of them follows a find.
-    assert late == [listener.LATE] * 2
-    worker_state.finds += 1
-    ring_for(1, is_found=True)
-    assert len(late) == 2
+def test_a_job_that_was_taken_wakes_nobody_else(listening, behind):
+    if connection.vendor != "postgresql":
+        pytest.skip("nobody rings elsewhere")
+    behind(3)
+    wakeups.notify("default", [queue()])
+    assert not listening.wait(0.3)
+
+
+def test_a_stream_of_news_puts_off_no_look(listening, behind):
+    """Each time it is another's turn, who is busy."""
+    if connection.vendor != "postgresql":
+        pytest.skip("nobody rings elsewhere")
+    behind(3)
+    Elsewhere(lambda: tasks.noop.delay()).result()
+
+    def told_again():
+        wakeups._notified.clear()
+        wakeups.notify("default", [queue()])
+        return listening.wait(0.01)
+
+    wait_for(told_again, 2, "somebody looks", step=0.0)

@@ -1,0 +1,122 @@
+"""What it costs to find jobs: how many claims and other statements, and how many connections."""
+
+from __future__ import annotations
+
+import fcntl
+import struct
+import termios
+import time
+from collections import Counter
+from contextlib import ExitStack
+
+import pytest
+from celery import current_app
+from django.db import connection
+
+from jobs.lifecycle.wakeups import Wakeup
+from jobs.lifecycle.worker_state import worker_state
+from jobs.models import Job
+from jobs.worker.runner import Runner
+from tests import tasks
+from tests.faults.worker import Worker
+from tests.helpers.harness import wait_ended, wait_heartbeats
+from tests.settings import JOBS
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
+
+QUEUE = "celery"
+
+
+@pytest.fixture
+def runner(node, monkeypatch):
+    """A process of a worker whose others are all busy: nobody takes a wake-up."""
+    monkeypatch.setattr(Runner, "wakeup", Wakeup())
+    worker_state.queues = [QUEUE]
+    runner = Runner(current_app._get_current_object(), "here")
+    yield runner
+    runner.slot.free()
+
+
+@pytest.fixture
+def claims(runner, monkeypatch) -> list[str]:
+    """The queues that it claims from, claim by claim."""
+    queues, claim = [], runner._claimer.claim
+    monkeypatch.setattr(runner._claimer, "claim", lambda *args: (queues.append(args[1]), claim(*args))[1])
+    return queues
+
+
+def unread(wakeup: Wakeup) -> int:
+    """How many wake-ups nobody has taken yet."""
+    return struct.unpack("i", fcntl.ioctl(wakeup.fileno(), termios.FIONREAD, bytes(4)))[0]
+
+
+def test_a_drain_leaves_no_wakeups_behind(runner, claims, settings):
+    """Each full claim wakes one for the rest. While all are busy nobody takes that, and afterwards each was a claim."""
+    settings.JOBS = {**JOBS, "CLAIM_BATCH": 1}
+    tasks.noop.delay_many([(number,) for number in range(200)], queue=QUEUE)
+    while runner.run_batch():
+        pass
+    assert not Job.objects.exclude(state="succeeded").exists()
+    assert len(claims) == 200 + 2, "the last one, and one more for all that was told meanwhile"
+    assert unread(runner.wakeup) == 0
+    assert not runner.run_batch()
+    assert len(claims) == 203
+
+
+def test_what_is_told_during_a_look_is_looked_for_once_more(runner, monkeypatch):
+    """It may have been committed after that look."""
+    claim = runner._claimer.claim
+
+    def claim_and_tell(*args):
+        found = claim(*args)
+        if not Job.objects.exists():
+            tasks.noop.apply_async((1,), queue=QUEUE)
+            runner.wakeup.send()
+        return found
+
+    monkeypatch.setattr(runner._claimer, "claim", claim_and_tell)
+    assert runner.run_batch()
+    assert Job.objects.get().state == "succeeded"
+
+
+# Real workers
+
+
+@pytest.fixture
+def looks(tmp_path):
+    """How often workers look for jobs that get its ``env``."""
+    if connection.vendor != "postgresql":
+        pytest.skip("PostgreSQL only: elsewhere nobody is told")
+    return Looks(tmp_path / "looks")
+
+
+class Looks:
+    def __init__(self, path) -> None:
+        self.path = path
+        self.env = {"JOBS_TEST_LOOKS": str(path)}
+
+    def count(self, name: str = "claim") -> int:
+        return Counter(self.path.read_text().split())[name]
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_a_job_that_comes_alone_costs_three_claims_however_many_workers_wait(looks, count, settings):
+    """One that gets it, one beside it for more of them, and one after its body."""
+    settings.JOBS = {**JOBS, "POLL_INTERVAL": 1.0}
+    with ExitStack() as stack:
+        workers = [stack.enter_context(Worker(concurrency=2, **looks.env)) for _ in range(count)]
+        # They know each other by then.
+        for worker in workers:
+            wait_heartbeats(worker.node.pk)
+        wait_ended(tasks.effect.delay("warm").id)
+        before = looks.count()
+        for number in range(20):
+            wait_ended(tasks.effect.delay(str(number)).id)
+            # Until those have looked who were not the first.
+            time.sleep(0.1)
+        claims, others = looks.count() - before, looks.count("look")
+        nodes = set(Job.objects.exclude(node=None).values_list("node", flat=True))
+    # A clock may look at the same moment, and a machine be busy.
+    assert claims < 4 * 20
+    assert len(nodes) >= min(count, 3), "they take turns"
+    assert others > 0
