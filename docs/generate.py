@@ -147,6 +147,16 @@ def files() -> list[str]:
     return lines
 
 
+def extensions() -> list[str]:
+    """The extensions, each with the first sentence of its package."""
+    lines = table("extension", "what it is")
+    for path in sorted((ROOT / "jobs").rglob("doors.py")):
+        if path.parent.name != "jobs":
+            said = ast.get_docstring(ast.parse((path.parent / "__init__.py").read_text())) or ""
+            lines.append(f"| `{path.parent.relative_to(ROOT)}` | {markdown(said.partition(chr(10))[0])} |")
+    return lines
+
+
 #: Of the picture of the house: a box and the space around it, in pixels; the lines of a summary, in characters.
 WIDE, HIGH, GAP, LINE = 178, 54, 26, 32
 
@@ -200,7 +210,7 @@ def picture() -> str:
 
 
 PARTS: dict[str, Callable[[], list[str]]] = {
-    each.__name__: each for each in (settings, options, errors, signals, checks, metrics, commands, files)
+    each.__name__: each for each in (settings, options, errors, signals, checks, metrics, commands, files, extensions)
 }
 
 

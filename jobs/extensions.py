@@ -139,8 +139,13 @@ def _around(found: Sequence[Any], given: Any) -> Iterator[None]:
 
 
 def merged(door: str) -> dict[str, Any]:
-    """The mappings that the extensions have for one door, as one."""
-    return {name: value for part in through(door) for name, value in part.items()}
+    """The mappings that the extensions have for one door, as one. ``ValueError``: two of them have the same name."""
+    found: dict[str, Any] = {}
+    for part in through(door):
+        if twice := found.keys() & part.keys():
+            raise ValueError(f"two extensions have {', '.join(map(str, twice))} for the door {door!r}")
+        found |= part
+    return found
 
 
 @cache

@@ -1,4 +1,7 @@
-"""Another attempt for tasks that say nothing of retries themselves: ``JOBS["RETRY"]``."""
+"""Another attempt for tasks that say nothing of retries themselves: ``JOBS["RETRY"]``.
+
+The pause of those that do (``retry_backoff=``) is Celery's own, which calls ``Task.retry()``.
+"""
 
 from __future__ import annotations
 

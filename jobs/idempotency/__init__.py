@@ -1,1 +1,1 @@
-"""Keys, markers, locks and the ledger of external calls."""
+"""What is done once, or by one at a time: keys, markers, locks and guards."""

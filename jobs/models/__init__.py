@@ -1,4 +1,7 @@
-"""The rows. The tables' names are fixed, so that a project may give the app another label."""
+"""The tables of the core: ``Job``, and those around it.
+
+Their names are fixed, so that a project may give the app another label.
+"""
 
 from __future__ import annotations
 
