@@ -94,6 +94,10 @@ class Claimer:
             self._after[place] = () if after is None else POSITION(rows[-1])
         return rows
 
+    def promising(self, using: str, queues: Sequence[str]) -> Sequence[str]:
+        """Those of the queues in which a claim may find something."""
+        return store.of(using).with_ready(queues)
+
     @property
     def patience(self) -> float:
         """Seconds until a claim may find what it did not find before, though nobody tells of it."""

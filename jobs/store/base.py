@@ -51,6 +51,9 @@ READY = f"""(
 ) IS NOT NULL"""
 
 
+#: Of so many queues one statement asks whether a job waits there, a column each.
+COLUMNS = 500
+
 #: The first ready job of each queue and rank.
 HEADS = f"""
 WITH RECURSIVE head(id) AS (
@@ -349,8 +352,8 @@ class Store:
 
     # The clock
 
-    #: Whether a job waits in a queue; the same among those that came a moment ago.
-    ready_sql = new_ready_sql = READY
+    #: Whether a job waits in a queue.
+    ready_sql = READY
 
     def look(self, queues: Sequence[str], more: Iterable[str], since: Since | None = None) -> Seen:
         """What there is to do, in one statement: mostly nothing.
@@ -373,9 +376,19 @@ class Store:
         sql, names = self._ready(queues, is_short)
         return bool(queues) and bool(self.ask(f"SELECT {sql}", *names)[0][0])
 
-    def _ready(self, queues: Sequence[str], is_short: bool) -> tuple[str, list[str]]:
-        each = self.new_ready_sql if is_short else self.ready_sql
-        return " OR ".join([each] * len(queues)) or "1 = 0", [name for queue in queues for name in (queue, queue)]
+    def with_ready(self, queues: Sequence[str]) -> list[str]:
+        """Those of the queues in which a job waits. A few statements, however many queues there are."""
+        found: list[str] = []
+        for part in (queues[start : start + COLUMNS] for start in range(0, len(queues), COLUMNS)):
+            names = [name for queue in part for name in (queue, queue)]
+            [row] = self.ask(f"SELECT {', '.join([self.ready_sql] * len(part))}", *names)
+            found += [queue for queue, is_ready in zip(part, row, strict=True) if is_ready]
+        return found
+
+    def _ready(self, queues: Sequence[str], is_short: bool) -> tuple[str, list[Any]]:
+        """SQL that says whether one waits in one of the queues, or (short) came there a moment ago; and its values."""
+        names = [name for queue in queues for name in (queue, queue)]
+        return " OR ".join([self.ready_sql] * len(queues)) or "1 = 0", names
 
     # What waits
 

@@ -107,13 +107,19 @@ SELECT done.rows, set_config('lock_timeout', CASE WHEN done.rows >= 0 THEN bound
 #: The ranks that a short look looks at; Celery's priorities are 0 to 9, whichever comes first.
 RANKS = range(-9, 10)
 
-#: Whether a job waits in a queue that came a moment ago, one step for each rank.
-NEW_READY = f"""(
-    SELECT 1 FROM unnest(ARRAY{[*RANKS]}::smallint[]) AS its CROSS JOIN LATERAL (
-        SELECT 1 FROM jobs_job WHERE state = 'ready' AND held IS NULL AND queue = %s AND rank = its
+#: The first job that waits in the queue ``own``, read by the index that the claim uses; the same of those that came a
+#: moment ago, one step for each rank.
+FIRST = f"SELECT 1 FROM jobs_job WHERE state = 'ready' AND held IS NULL AND queue = own ORDER BY {BY_ORDER} LIMIT 1"
+NEW_FIRST = f"""SELECT 1 FROM unnest(ARRAY{[*RANKS]}::smallint[]) AS its CROSS JOIN LATERAL (
+        SELECT 1 FROM jobs_job WHERE state = 'ready' AND held IS NULL AND queue = own AND rank = its
         AND run_at >= CURRENT_TIMESTAMP - interval '{COMMITTED_WITHIN} s' ORDER BY run_at, id LIMIT 1
-    ) AS found WHERE NOT EXISTS (SELECT 1 FROM jobs_pause WHERE queue = %s) LIMIT 1
-) IS NOT NULL"""
+    ) AS found LIMIT 1"""
+
+#: Those of some queues in which one waits: a step for each, and one plan whatever they are.
+WITH_READY = """
+SELECT own FROM unnest({queues}::text[]) AS own
+WHERE ({first}) IS NOT NULL AND NOT EXISTS (SELECT 1 FROM jobs_pause WHERE queue = own)
+"""
 
 #: How many calls over one connection make it worth while to prepare the INSERT.
 OFTEN = 5
@@ -142,7 +148,6 @@ class PostgreSQL(base.Store):
     has_notify = claims_after = compares = writes_at_once = True
     old_batches = 20
     ignoring = ("INSERT", " ON CONFLICT DO NOTHING")
-    new_ready_sql = NEW_READY
 
     @property
     def session(self) -> Session:
@@ -215,6 +220,14 @@ class PostgreSQL(base.Store):
         values |= {"only": list(claim.only), **dict(zip(ORDER, claim.after, strict=False))}
         sql = claim_sql(claim.queue, claim.limit, bool(claim.after), bool(claim.without), bool(claim.only))
         return self.claimed(session.fetch(sql, values))
+
+    def with_ready(self, queues: Sequence[str]) -> list[str]:
+        sql = WITH_READY.format(queues="%(queues)s", first=FIRST)
+        return [queue for [queue] in self.session.fetch(sql, {"queues": list(queues)})]
+
+    def _ready(self, queues: Sequence[str], is_short: bool) -> tuple[str, list[Any]]:
+        sql = WITH_READY.format(queues="%s", first=NEW_FIRST if is_short else FIRST)
+        return f"({sql} LIMIT 1) IS NOT NULL", [list(queues)]
 
     def renew(self, job: Job, token: int) -> bool:
         values = {"token": token, "id": job.pk, "lease": job.lease, "before": job.token}

@@ -9,7 +9,7 @@ import sys
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -42,6 +42,12 @@ UNKNOWN_BATCH = 1000
 
 #: Seconds for which claims leave a task alone that only another worker knows.
 LEFT = 5.0
+
+#: A database and a queue.
+Place = tuple[str, str]
+
+#: Seconds between two questions which queues have something, while the ones that are known do. Slow ones come seldom.
+AGAIN = 0.05
 
 #: Seconds to wait for a wake-up, at the most; and between two attempts to reach a database that is away.
 LONGEST_WAIT, AWAY_PAUSE = 30.0, 0.5
@@ -83,6 +89,9 @@ class Runner:
         self._done = 0
         self._claimer = claims.claimer(app)
         self._turn = random.randrange(1 << 16)
+        #: Where the last question found something, and no claim has found nothing since; and when it is asked again.
+        self._promising: set[Place] = set()
+        self._ask_at = 0.0
         #: For each task, how many seconds a run takes.
         self._means: dict[str, float] = {}
         self._next = 1
@@ -140,14 +149,12 @@ class Runner:
 
     def _claim(self) -> list[Job]:
         """Queue by queue in turn, so that none starves."""
-        places = [(alias, queue) for alias in conf().DATABASES for queue in worker_state.queues]
         reach("before_claim")
         self._asked = claims.size_of(min(self._next, conf().CLAIM_BATCH))
         without = tuple(task for task, until in self._unknown.items() if time.monotonic() < until)
         if not self.only:
             without += tuple(task for each in beside.present for task in each.tasks)
-        for step in range(len(places)):
-            using, queue = places[(self._turn + step) % len(places)]
+        for turn, (using, queue) in self._in_turn(worker_state.queues):
             if time.monotonic() < self._away.get(using, 0.0):
                 continue
             # On the worker state first: if the process dies in the claim, its rows go back at once, and count nothing.
@@ -160,9 +167,44 @@ class Runner:
                 continue
             self._away.pop(using, None)
             if jobs:
-                self._turn += step + 1
+                self._turn = turn + 1
                 return jobs
         return []
+
+    def _in_turn(self, queues: Sequence[str]) -> Iterator[tuple[int, Place]]:
+        """Where a claim may find something, each with its turn. Of several queues it asks which these are.
+
+        What it knows of them is good for as long as claims find something there, and not for long.
+        """
+        places = [(using, queue) for using in conf().DATABASES for queue in queues]
+        is_asked = len(queues) < 2
+        if is_asked:
+            self._promising = set(places)
+        while True:
+            if not is_asked and (not self._promising or time.monotonic() >= self._ask_at):
+                self._ask(queues)
+                is_asked = True
+            for turn in range(self._turn, self._turn + len(places)):
+                place = places[turn % len(places)]
+                if place in self._promising:
+                    yield turn, place
+                    self._promising.discard(place)
+            if is_asked:
+                return
+            self._promising.clear()
+
+    def _ask(self, queues: Sequence[str]) -> None:
+        began, self._promising = time.monotonic(), set()
+        for using in conf().DATABASES:
+            if began < self._away.get(using, 0.0):
+                continue
+            try:
+                self._promising.update((using, queue) for queue in self._claimer.promising(using, queues))
+                self._away.pop(using, None)
+            except Error as exc:
+                self._note_away(using, exc)
+        now = time.monotonic()
+        self._ask_at = now + max(AGAIN, min(claims.RARELY * (now - began), claims.LOOK))
 
     def _note_away(self, using: str, exc: Error) -> None:
         """A database cannot be reached: leave it alone for a moment, and go on with the others."""

@@ -113,6 +113,10 @@ class LimitedClaimer(claims.Claimer):
         self._opens_at = {spot: at for spot, at in self._opens_at.items() if at > now}
         return pause
 
+    def promising(self, using: str, queues: Sequence[str]) -> Sequence[str]:
+        # A claim lets in what is held, and waits in no queue before.
+        return queues if worker_state.holds or self._holds else super().promising(using, queues)
+
     def note_left(self, jobs: Iterable[Job]) -> None:
         """The jobs of a claim have ended, or wait again."""
         for job in jobs:

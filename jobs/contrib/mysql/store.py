@@ -65,7 +65,7 @@ class MySQL(base.Store):
     ignoring = ("INSERT IGNORE", "")
     quote = staticmethod("`{}`".format)
     # "rank" is a word of MySQL 8.
-    ready_sql = new_ready_sql = base.READY.replace(BY_ORDER, BY_ORDER.replace("rank", "`rank`"))
+    ready_sql = base.READY.replace(BY_ORDER, BY_ORDER.replace("rank", "`rank`"))
 
     def prepare(self, connection: Any) -> None:
         """Django reads and writes UTC. The database's own clock has to say it as well."""

@@ -13,9 +13,11 @@ import pytest
 from celery import current_app
 from django.db import connection
 
+from jobs.lifecycle import claims as lifecycle_claims
 from jobs.lifecycle.wakeups import Wakeup
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job
+from jobs.worker import runner as worker_runner
 from jobs.worker.runner import Runner
 from tests import tasks
 from tests.faults.worker import Worker
@@ -77,6 +79,74 @@ def test_what_is_told_during_a_look_is_looked_for_once_more(runner, monkeypatch)
     monkeypatch.setattr(runner._claimer, "claim", claim_and_tell)
     assert runner.run_batch()
     assert Job.objects.get().state == "succeeded"
+
+
+# Many queues
+
+
+@pytest.fixture
+def many(runner, claims, monkeypatch) -> list[str]:
+    """The process consumes 200 queues. What it asks of all of them is noted among its claims."""
+    promising = runner._claimer.promising
+    monkeypatch.setattr(runner._claimer, "promising", lambda *args: (claims.append("?"), promising(*args))[1])
+    worker_state.queues = [f"queue-{number:03}" for number in range(200)]
+    return claims
+
+
+def drain(runner) -> None:
+    while runner.run_batch():
+        pass
+    assert not Job.objects.exclude(state="succeeded").exists()
+
+
+def test_queues_that_are_empty_cost_no_claim(runner, many, settings, monkeypatch):
+    settings.JOBS = {**JOBS, "CLAIM_BATCH": 1}
+    monkeypatch.setattr(worker_runner, "AGAIN", 3600.0)
+    tasks.noop.delay_many([(number,) for number in range(50)], queue="queue-077")
+    drain(runner)
+    # Before, at the last claim, and for what was told meanwhile.
+    assert Counter(many) == {"queue-077": 50 + 1, "?": 3}
+    many.clear()
+    assert not runner.run_batch()
+    assert many == ["?"]
+
+
+def test_queues_take_turns_and_none_starves(runner, many, settings, monkeypatch):
+    settings.JOBS = {**JOBS, "CLAIM_BATCH": 1}
+    monkeypatch.setattr(worker_runner, "AGAIN", 3600.0)
+    names = ["queue-003", "queue-050", "queue-199"]
+    for name in names:
+        tasks.noop.delay_many([(number,) for number in range(4)], queue=name)
+    drain(runner)
+    claimed = [name for name in many if name != "?"][:12]
+    assert [sorted(claimed[start : start + 3]) for start in range(0, 12, 3)] == [names] * 4
+
+
+def test_a_queue_that_gets_a_job_while_another_one_is_full_has_its_turn_soon(runner, many, settings, monkeypatch):
+    settings.JOBS = {**JOBS, "CLAIM_BATCH": 1}
+    monkeypatch.setattr(worker_runner, "AGAIN", 0.0)
+    monkeypatch.setattr(lifecycle_claims, "RARELY", 0.0)
+    tasks.noop.delay_many([(number,) for number in range(20)], queue="queue-003")
+    assert runner.run_batch()
+    tasks.noop.apply_async((1,), queue="queue-050")
+    assert runner.run_batch()
+    assert runner.run_batch()
+    assert "queue-050" in many
+    assert worker_runner.AGAIN == 0.0
+    monkeypatch.undo()
+    assert worker_runner.AGAIN + lifecycle_claims.LOOK < 2
+
+
+def test_a_queue_that_is_added_is_claimed_from_at_once(runner, many):
+    tasks.noop.delay_many([(1,)], queue="queue-003")
+    drain(runner)
+    tasks.noop.apply_async((1,), queue="zzz")
+    assert not runner.run_batch()
+    worker_state.queues = [*worker_state.queues, "zzz"]
+    assert runner.run_batch()
+    worker_state.queues = ["queue-001", "queue-002"]
+    tasks.noop.apply_async((1,), queue="zzz")
+    assert not runner.run_batch()
 
 
 # Real workers
