@@ -200,16 +200,15 @@ def behind(using: str) -> datetime.datetime | None:
 
     It comes last to what ended last. So one batch there decides, and one of the oldest says since when.
     """
-    jobs, found = Job.objects.using(using), []
-    for age in _retentions().values():
-        late = jobs.filter(finished_at__lt=now_plus(-age - LATE))
-        for order in ("-finished_at", "finished_at"):
-            some = store.of(using).among("pk", list(late.order_by(order).values_list("pk", flat=True)[: conf().BATCH]))
-            at = _unneeded(jobs.filter(_over(using), some), using).aggregate(at=Min("finished_at"))["at"]
-            if at is None:
-                break
-            found.append(at)
-    return min(found, default=None)
+    jobs, found = Job.objects.using(using), None
+    for order in ("-finished_at", "finished_at") if (ages := _retentions().values()) else ():
+        late = jobs.filter(finished_at__lt=now_plus(-min(ages) - LATE)).order_by(order)
+        keys = list(late.values_list("pk", flat=True)[: conf().BATCH])
+        over = _unneeded(jobs.filter(_over(using), store.of(using).among("pk", keys)), using) if keys else jobs.none()
+        if (at := over.aggregate(at=Min("finished_at"))["at"]) is None:
+            break
+        found = at
+    return found
 
 
 def needed_for(job_id: uuid.UUID, using: str) -> str:

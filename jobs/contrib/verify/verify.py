@@ -106,7 +106,8 @@ def _look() -> View:
 @contextmanager
 def _asking(alias: str) -> Iterator[None]:
     try:
-        yield
+        with store.of(alias).asking():
+            yield
     except Error as exc:
         says = gettext("the database %(database)r cannot be verified: %(error)s")
         raise Unverifiable(says % {"database": alias, "error": databases.describe(exc)}) from exc
