@@ -12,11 +12,12 @@ import json
 import mmap
 import os
 import struct
+import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,9 +53,6 @@ _MAX = MAX_PROCESSES + MAX_SHARED
 
 _STARTS = _PIDS + 8 * _MAX
 _HEADER = _STARTS + 8 * _MAX
-
-#: Seconds after which nobody else can have taken the same block at the same moment.
-_SETTLED = 0.01
 
 #: Why one body of several should end. What an unknown number says is no wish.
 CANCELLED, REVOKED, KILLED = "Cancelled", "Revoked", "Killed"
@@ -182,6 +180,8 @@ class WorkerState:
         self._pids = memoryview(self._memory)[_PIDS:_STARTS].cast("q")
         self._starts = memoryview(self._memory)[_STARTS:_HEADER].cast("q")
         self._lock = threading.Lock()
+        #: A file by which processes take turns.
+        self._turn: Any = getattr(os, "memfd_create", lambda name: tempfile.mkstemp()[0])("jobs")
         self._queues = _Text(self._memory, _QUEUES_AT, _DOCUMENT)
         self._limits = _Text(self._memory, _LIMITS_AT, _DOCUMENT)
         #: The documents as this process has read them: the version and the value of each.
@@ -247,10 +247,23 @@ class WorkerState:
             )
         document.write(text)
 
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One thread of one process at a time. A process that dies gives it back."""
+        # Callers run on Windows too, which has none; workers do not.
+        import fcntl
+
+        with self._lock:
+            fcntl.lockf(self._turn, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.lockf(self._turn, fcntl.LOCK_UN)
+
     def take(self) -> ProcessState:
         """A slot for this process, or for a thread of it. A dead process keeps its own until it was finished."""
-        with self._lock:
-            # Neighbours begin far from each other: between processes nothing guards this search.
+        with self._alone():
+            # By its pid, so that it is found quickly (``is_busy``).
             for step in range(MAX_PROCESSES):
                 index = (61 * os.getpid() + step) % MAX_PROCESSES
                 if self._pids[index] == 0:
@@ -262,24 +275,16 @@ class WorkerState:
         )
 
     def take_block(self, count: int) -> list[ProcessState]:
-        """So many slots for the bodies of this process, none of which is occupied, and one before them, which is.
-
-        Race: two processes find the same block free. The one that wrote last has it, and the other looks further.
-        """
+        """So many slots for the bodies of this process, none of which is occupied, and one before them, which is."""
         self.has_blocks = True
-        size, mine = count + 1, os.getpid()
-        blocks = max(1, MAX_SHARED // size)
-        for step in range(blocks):
-            first = MAX_PROCESSES + (mine + step) % blocks * size
-            if size > MAX_SHARED or any(self._pids[first : first + size].tolist()):
+        size, start = count + 1, start_of(os.getpid())
+        with self._alone():
+            for first in range(MAX_PROCESSES, MAX_PROCESSES + MAX_SHARED - size + 1, size):
                 # A dead process keeps those of its bodies until they were finished.
-                continue
-            self._starts[first], self._pids[first] = (start := start_of(mine)), mine
-            time.sleep(_SETTLED)
-            if self._pids[first] == mine:
-                slots = [ProcessState(self, first + n, start) for n in range(size)]
-                slots[0].occupy()
-                return slots
+                if not any(self._pids[first : first + size].tolist()):
+                    slots = [ProcessState(self, first + n, start) for n in range(size)]
+                    slots[0].occupy()
+                    return slots
         raise RuntimeError(
             f"more than {MAX_SHARED} async bodies at once in this worker: start a second worker, or lower "
             "JOBS['ASYNC_CONCURRENCY']"

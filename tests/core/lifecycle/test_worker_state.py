@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import struct
 import time
@@ -255,3 +256,17 @@ def test_nobody_signals_a_process_that_has_the_pid_of_a_dead_one(worker_state):
     worker_state._pids[slot._index], worker_state._starts[slot._index] = other, module.start_of(other)
     worker_state.read(slot._index).signal(signal.SIGKILL)
     assert os.waitstatus_to_exitcode(os.waitpid(other, 0)[1]) == -signal.SIGKILL
+
+
+def test_a_process_looks_for_slots_while_no_other_does():
+    state, (asked, ask), (done, tell) = WorkerState(), os.pipe(), os.pipe()
+    if (pid := os.fork()) == 0:
+        os.read(asked, 1)
+        state.take_block(10)
+        os.write(tell, b".")
+        os._exit(0)
+    with state._alone():
+        os.write(ask, b".")
+        assert not select.select([done], [], [], 0.3)[0], "it did not wait"
+    assert select.select([done], [], [], 30)[0]
+    assert os.waitpid(pid, 0)[1] == 0
