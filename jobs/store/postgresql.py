@@ -121,6 +121,14 @@ SELECT own FROM unnest({queues}::text[]) AS own
 WHERE ({first}) IS NOT NULL AND NOT EXISTS (SELECT 1 FROM jobs_pause WHERE queue = own)
 """
 
+#: By the last ANALYZE.
+ESTIMATE = """
+SELECT state, round(reltuples * part)::bigint
+FROM pg_class JOIN pg_stats ON schemaname = relnamespace::regnamespace::text AND tablename = relname,
+     unnest(most_common_vals::text::text[], most_common_freqs) AS known(state, part)
+WHERE pg_class.oid = 'jobs_job'::regclass AND attname = 'state' AND reltuples > 0
+"""
+
 #: For one message, or one transaction.
 UNCOMPILED = "SET LOCAL jit = off"
 
@@ -295,14 +303,19 @@ class PostgreSQL(base.Store):
     @contextmanager
     def asking(self) -> Iterator[None]:
         """The planner does not see that they end early, and would compile for a second what takes ten milliseconds."""
-        if not self.connection.settings_dict["OPTIONS"].get("server_side_binding"):
+        if _uncompiled in self.connection.execute_wrappers:
+            yield
+        elif not self.connection.settings_dict["OPTIONS"].get("server_side_binding"):
             with self.connection.execute_wrapper(_uncompiled):
                 yield
-            return
-        # A message has one statement there.
-        with transaction.atomic(using=self.using), self.connection.cursor() as cursor:
-            cursor.execute(UNCOMPILED)
-            yield
+        else:
+            # A message has one statement there.
+            with transaction.atomic(using=self.using), self.connection.cursor() as cursor:
+                cursor.execute(UNCOMPILED)
+                yield
+
+    def estimate(self) -> dict[str, int]:
+        return dict(self.ask(ESTIMATE))
 
     def end_if_idle(self, seconds: float) -> None:
         if not databases.in_test(self.using):

@@ -29,7 +29,8 @@ def verify(out: JobsCommand, args: Namespace) -> None:
     Nothing is changed.
 
     The exit status is 0 without violations, 1 with violations, 2 if a database cannot be asked. Of each live
-    state 10,000 jobs are read, and of history 100,000 of those that were made in the last day.
+    state 10,000 jobs are read, and of history the last 20,000 of those that ended in the last day: however long
+    history is, that takes about as long. --all reads all of it, 100,000 jobs at a time.
 
     examples:
       manage.py jobs verify

@@ -32,7 +32,7 @@ from jobs.maintenance.clock import LONGEST_TICK
 from jobs.models import AWAITING, LIVE, UNSUCCESSFUL, Cancellation, Job, Marker, Node, State, tables
 from jobs.store import databases
 
-HISTORY = 100_000  #: How many ended jobs are read, unless all are asked for.
+HISTORY = 20_000  #: How many ended jobs are read, the last ones, unless all are asked for: it takes 100 ms.
 SLACK = 10.0  #: Seconds that a busy machine may take on top of any bound.
 
 _LIVE, _FAILED = Q(state__in=LIVE), Q(state__in=UNSUCCESSFUL)

@@ -1,32 +1,33 @@
 """The promise as queries over live data: what breaks it, and what is about to be put right.
 
-Of each live state the first jobs are read, by its index, and of history a day, or all of both.
+Of each live state the first jobs are read, by its index, and of history the last ones, or all of both.
 """
 
-import datetime
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
 from django.db import Error
 from django.db.models import Count, QuerySet
-from django.utils import timezone
 from django.utils.translation import gettext
 
 from jobs import extensions, store
 from jobs.conf import conf
 from jobs.contrib.verify.rules import HISTORY, RULES, SHAPES, Rows, Rule, Search, View
 from jobs.inspection.counts import MOST, in_line
+from jobs.lifecycle.transitions import now_plus
 from jobs.models import LIVE, Job, State
-from jobs.models.fields import created_since
+from jobs.operations.selection import newest
 from jobs.store import databases
 
 # Their rules register themselves.
 tuple(extensions.modules("rules"))
 
 WINDOW = 86400.0  #: History is read as far back as so many seconds, unless all of it is asked for.
+PART = 100_000  #: How many jobs one statement reads if all are asked for.
 EXAMPLES = 5  #: How many rows a finding names.
 STEP = 1.0  #: Seconds between two looks at rows that are watched.
 
@@ -114,18 +115,33 @@ def _asking(alias: str) -> Iterator[None]:
 
 
 def _hold_shapes(alias: str, findings: dict[str, Finding], everything: bool) -> None:
-    """Hold the shapes against each live state, by its partial index, and against history: one pass each."""
+    """Hold the shapes against each live state, by its partial index, and against history."""
     rows = Job.objects.using(alias)
-    history = rows.exclude(state__in=LIVE)
-    if not everything:
-        history = history.filter(created_since(timezone.now() - datetime.timedelta(seconds=WINDOW)))
-    scheduled, running = rows.filter(state=State.SCHEDULED).order_by("run_at"), rows.filter(state=State.RUNNING)
-    for jobs, most in ((scheduled, MOST), (in_line(alias), MOST), (running, MOST), (history, HISTORY)):
-        read = jobs if everything else jobs[:most]
+    live = [rows.filter(state=State.SCHEDULED).order_by("run_at"), in_line(alias), rows.filter(state=State.RUNNING)]
+    if everything:
+        passes: Iterable[Any] = chain(((jobs, None) for jobs in live), ((jobs, None) for jobs in _parts(rows)))
+    else:
+        last = rows.filter(finished_at__gte=now_plus(-WINDOW)).order_by("-finished_at")
+        # What has ended without a time is not in that index.
+        endless = newest(rows).exclude(state__in=LIVE).filter(finished_at=None)
+        passes = [*((jobs, MOST) for jobs in live), (last, HISTORY), (endless, MOST)]
+    for jobs, most in passes:
+        read = jobs[:most]
         counts = read.aggregate(**{id: Count("pk", filter=broken) for id, (_, broken) in SHAPES.items()})
         for id in filter(counts.get, SHAPES):
             examples = jobs.filter(SHAPES[id][1]).values_list("pk", flat=True)[:EXAMPLES]
             findings[id].add(alias, counts[id], examples)
+
+
+def _parts(rows: QuerySet[Job]) -> Iterator[QuerySet[Job]]:
+    """All that ended, part by part: one statement for millions would hold up the server's vacuum."""
+    ends: list[Any] = []
+    while True:
+        part = rows.filter(pk__gt=ends[0]) if ends else rows
+        ends = list(part.order_by("pk").values_list("pk", flat=True)[PART - 1 : PART])
+        yield (part.filter(pk__lte=ends[0]) if ends else part).exclude(state__in=LIVE)
+        if not ends:
+            return
 
 
 class Suspicion:

@@ -17,4 +17,4 @@ def table(rows: Sequence[Sequence[Any]]) -> str:
 def cells(rows: Sequence[Sequence[Any]]) -> tuple[list[list[str]], list[bool]]:
     """The rows as texts, and which columns have numbers."""
     texts = [[visible(str(cell)) for cell in row] for row in rows]
-    return texts, [cell.rstrip("+").isdigit() for cell in texts[-1]]
+    return texts, [cell.strip("~+").isdigit() for cell in texts[-1]]

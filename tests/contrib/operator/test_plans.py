@@ -12,16 +12,24 @@ from jobs.contrib.operator.figures import Dashboard
 from jobs.contrib.verify.verify import verify
 from jobs.models import Job, Node
 from jobs.operations.selection import Selection
-from tests.helpers.plans import ROWS, assert_indexed, make_history, plan
+from tests.helpers.plans import FEW, ROWS, assert_indexed, make_history, plan
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.core]
 
 
-def test_every_hot_query_uses_an_index():
+def test_every_hot_query_uses_an_index(monkeypatch):
     make_history()
+    monkeypatch.setattr("jobs.contrib.verify.verify.HISTORY", FEW // 2)
     now = timezone.now()
     assert_indexed("count", lambda: list(statistics.ended("default", now - statistics.MINUTE, now)))
     assert_indexed("dashboard", lambda: Dashboard().queues())
+    assert_indexed("verify", lambda: verify(patient=False))
+    if connection.vendor == "postgresql":
+        assert_indexed("status", lambda: status.gather(live=False))
+        found = status.gather(live=False)
+        assert found["estimated"]
+        assert found["jobs"]["succeeded"] == pytest.approx(ROWS, rel=0.05)
+        assert found["jobs"]["failed"] == 20, "rare ones are counted"
 
 
 def test_nothing_is_compiled_that_ends_early(admin_client):
