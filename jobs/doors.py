@@ -53,7 +53,7 @@ class Extension:
         The row is not inserted yet. ``TypeError``, ``ValueError``: the call cannot be.
         """
 
-    #: What makes objects of a subclass in place of a class of the core, by that one's path: its own path.
+    #: What makes objects of a subclass in place of a class of the core, by its path (of several, of all): its own path.
     instead: Mapping[str, str] = {}
 
     # A job's row

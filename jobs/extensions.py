@@ -150,9 +150,10 @@ def merged(door: str) -> dict[str, Any]:
 
 @cache
 def instead(own: Any) -> Any:
-    """The class that an extension has in place of one of the core's; else that one."""
-    path = merged("instead").get(f"{own.__module__}.{own.__name__}")
-    return import_string(path) if path else own
+    """What extensions have in place of one of the core's classes; of several one class that inherits from all."""
+    name = f"{own.__module__}.{own.__name__}"
+    found = [import_string(part[name]) for part in through("instead") if name in part]
+    return type(own.__name__, tuple(found), {}) if len(found) > 1 else (found or [own])[0]
 
 
 def _own(kind: type[Extension]) -> set[str]:

@@ -42,6 +42,7 @@ class Settings:
     TASKS: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     #: Limits of queues, over all workers: how many of a queue's jobs run at once, and how many start in a time:
     #: ``{"mail": {"concurrency": 3, "rate": "100/m"}}``. What somebody sets by hand (``manage.py jobs limit``) wins.
+    #: And queues whose keys take turns: ``{"mail": {"fair_key": "{customer_id}", "weights": {"big": 3}}}``.
     QUEUES: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     #: Options of a task, or of a call, that other code reads: ``["tenant"]``. Without it an option that nobody knows is
     #: taken for a typo, and raises.

@@ -64,6 +64,7 @@ class Claimer:
         token: int | None = None,
         without: Sequence[str] = (),
         only: Sequence[str] = (),
+        order: Any = None,
     ) -> list[Job]:
         """Move up to ``limit`` jobs of the queue to ``running``, with one fresh token and the next lease each.
 
@@ -71,9 +72,14 @@ class Claimer:
 
         A node that was declared dead claims nothing. An expired row is not claimed, and no row of a paused queue.
         The answer is in the order of the queue; it is empty if others are about to have what there is.
+
+        Parameters:
+            order: which come first in place of those of the queue (``Claim.order``); where it has none, these do.
         """
         size, token = size_of(limit), token or new_token()
         at, claim = store.of(using), Claim(queue, node, size, token, without, only=only)
+        if order is not None and (found := at.claim(claim._replace(order=order))):
+            return found
         if not at.claims_after:
             return at.claim(claim)
         place = (using, queue)

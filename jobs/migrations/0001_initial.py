@@ -450,6 +450,15 @@ class Migration(migrations.Migration):
             model_name='job',
             index=models.Index(condition=models.Q(('batch__isnull', False)), fields=['batch', 'state'], name='jobs_job_batch'),
         ),
+        migrations.AddField(
+            model_name='job',
+            name='fair_key',
+            field=models.CharField(max_length=255, null=True, verbose_name='fair key'),
+        ),
+        migrations.AddIndex(
+            model_name='job',
+            index=models.Index(condition=models.Q(('fair_key__isnull', False), ('held__isnull', True), ('state', 'ready')), fields=['queue', 'fair_key', 'rank', 'run_at', 'id'], name='jobs_job_fair', opclasses=['varchar_ops', 'varchar_pattern_ops', 'int2_ops', 'timestamptz_ops', 'uuid_ops']),
+        ),
         migrations.CreateModel(
             name='RateLimiter',
             fields=[

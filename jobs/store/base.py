@@ -98,6 +98,8 @@ class Claim(NamedTuple):
     without: Sequence[str] = ()
     after: tuple[Any, ...] = ()
     only: Sequence[str] = ()
+    #: What says which ready rows come first, in place of the order of the queue (``contrib/fair/order.py``).
+    order: Any = None
 
 
 class Since(NamedTuple):
@@ -256,7 +258,10 @@ class Store:
         if not first.values_list("pk")[:1]:
             return []
         with self.claiming():
-            ids = list(databases.free(first).values_list("pk", flat=True)[: claim.limit])
+            if claim.order is None:
+                ids = list(databases.free(first).values_list("pk", flat=True)[: claim.limit])
+            else:
+                ids = claim.order.free(first)[: claim.limit]
             rows = Job.objects.using(self.using).filter(pk__in=ids)
             rows.update(node=claim.node, token=claim.token, **self.running)
             return list(rows.order_by(*ORDER))

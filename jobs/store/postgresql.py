@@ -35,14 +35,16 @@ UPDATE jobs_job
 SET state = 'running', lease = lease + 1, token = %(token)s, node_id = %(node)s, backend = %(backend)s,
     started_at = statement_timestamp(), limit_slot = NULL, queue_slot = NULL
 {UNSYNCED}
-WHERE id = ANY (ARRAY(
-    SELECT id FROM jobs_job
-    WHERE {{ready}} {{after}} {{without}}
-    ORDER BY {{order}}
-    LIMIT {{limit}}
-    FOR UPDATE SKIP LOCKED
-))
+WHERE id = ANY (ARRAY({{first}}))
 RETURNING {{columns}}
+"""
+
+_FIRST = """
+    SELECT id FROM jobs_job
+    WHERE {ready} {after} {without}
+    ORDER BY {order}
+    LIMIT {limit}
+    FOR UPDATE SKIP LOCKED
 """
 
 #: A position in a queue. The planner sees it, and plans each claim anew. A plan that is kept may be that of a table
@@ -229,6 +231,11 @@ class PostgreSQL(base.Store):
         session = self.session
         values = {"node": claim.node, "token": claim.token, "backend": session.backend, "without": list(claim.without)}
         values |= {"only": list(claim.only), **dict(zip(ORDER, claim.after, strict=False))}
+        if claim.order is not None:
+            first, more = claim.order.first(claim)
+            return self.claimed(
+                session.fetch(CLAIM.format(first=first, columns=", ".join(named(Part.CLAIM))), values | more)
+            )
         sql = claim_sql(claim.queue, claim.limit, bool(claim.after), bool(claim.without), bool(claim.only))
         return self.claimed(session.fetch(sql, values))
 
@@ -339,8 +346,8 @@ def claim_sql(queue: str, limit: int, is_after: bool, is_without: bool, is_only:
     """The queue and the limit stand in it as they are: so the planner takes the index, whatever it knows."""
     tasks = (WITHOUT if is_without else "") + (ONLY if is_only else "")
     words = {"after": AFTER if is_after else "", "without": tasks, "order": BY_ORDER}
-    words |= {"ready": READY.format(queue=literal(queue)), "columns": ", ".join(named(Part.CLAIM))}
-    return CLAIM.format(limit=limit, **words)
+    words |= {"ready": READY.format(queue=literal(queue))}
+    return CLAIM.format(first=_FIRST.format(limit=limit, **words), columns=", ".join(named(Part.CLAIM)))
 
 
 def _text(name: str, value: Any) -> str | None:

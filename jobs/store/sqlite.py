@@ -55,6 +55,8 @@ class SQLite(base.Store):
     ignoring = ("INSERT OR IGNORE", "")
 
     def claim(self, claim: Claim) -> list[Job]:
+        if claim.order is not None:
+            return super().claim(claim)
         words = {"without": ", ".join(["%s"] * len(claim.without))}
         words["only"] = f"AND task IN ({', '.join(['%s'] * len(claim.only))})" if claim.only else ""
         with self.connection.cursor() as cursor:

@@ -248,6 +248,13 @@ def external_effects(examples: Examples) -> None:
     assert Effect.objects.get().state == "sent"
 
 
+@reads("docs/howto/fair.md")
+def fair(examples: Examples) -> None:
+    examples.run().import_row.delay(7, {})
+    assert Job.objects.get().fair_key == "7"
+    examples.run_settings()
+
+
 @reads("docs/howto/install.md")
 def install(examples: Examples) -> None:
     examples.run_settings()

@@ -136,18 +136,20 @@ class LimitedClaimer(claims.Claimer):
         token: int | None = None,
         without: Sequence[str] = (),
         only: Sequence[str] = (),
+        order: Any = None,
     ) -> list[Job]:
         known = limits.in_force(self._app or celery_app())
         spot = (using, queue)
         self._opens_at.pop(spot, None)
         if not known.concern(queue) and not worker_state.holds:
             self._left.clear()
-            return super().claim(using, queue, node, limit, token, without, only)
+            return super().claim(using, queue, node, limit, token, without, only, order)
         is_plain = time.monotonic() < self._plain_until.get(spot, 0.0)
         unlimited = (*known.tasks, *without)
-        if is_plain and (rows := super().claim(using, queue, node, limit, token, unlimited, only)):
+        if is_plain and (rows := super().claim(using, queue, node, limit, token, unlimited, only, order)):
             return rows
-        claim = Claim(queue, node, claims.size_of(limit), token or claims.new_token(), without, only=only)
+        token = token or claims.new_token()
+        claim = Claim(queue, node, claims.size_of(limit), token, without, only=only, order=order)
         return self._claim_within(known, using, claim)
 
     def _claim_within(self, known: Limits, using: str, claim: Claim) -> list[Job]:
@@ -164,7 +166,10 @@ class LimitedClaimer(claims.Claimer):
             try:
                 # Before the position of an old look a better job may have come.
                 start = self._start.get(spot, ()) if time.monotonic() < self._tidy_at.get(spot, 0.0) else ()
-                if start:
+                if claim.order is not None:
+                    rows = limited.take(using, claim, known, FEW) if at_once else _take_anywhere(using, claim, known)
+                    claim = claim._replace(order=None)
+                if start and not rows:
                     beyond = MORE if spot in self._crowded else FEW
                     rows = limited.take(using, claim, known, beyond, start)
                     if len(rows) < claim.limit:
@@ -233,7 +238,13 @@ def _take_anywhere(using: str, claim: Claim, known: Limits) -> list[Job]:
     if not ready.values_list("pk")[:1]:
         return []
     with store.of(using).claiming():
-        found = _sort(using, queue, list(_rows(databases.free(ready))[: size + WINDOW]), size, known)
+        if claim.order is not None:
+            places = {pk: place for place, pk in enumerate(claim.order.pick(ready, FEW))}
+            ready = ready.filter(pk__in=list(places))
+        head = list(_rows(databases.free(ready))[: size + WINDOW])
+        if claim.order is not None:
+            head.sort(key=lambda row: places[row.pk])
+        found = _sort(using, queue, head, size, known)
         for key, (last, following) in found.limiters.items():
             RateLimiter.objects.using(using).update_or_create(pk=key, defaults={"last_at": last, "next_at": following})
         for row, slot, queue_slot in found.picked:

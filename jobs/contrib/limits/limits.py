@@ -58,7 +58,7 @@ def in_force(app: Any, given: Given | None = None) -> Limits:
     if all(old is new or old == new for old, new in zip(_last, made_of, strict=False)):
         return _last[-1]
     of_tasks = {name: getattr(task, "claim_limit", None) for name, task in tasks.items() if is_ours(task)}
-    of_queues = {queue: limit_of(**options) for queue, options in conf().QUEUES.items()}
+    of_queues = {queue: limit_of(each.get("concurrency"), each.get("rate")) for queue, each in conf().QUEUES.items()}
     for name, (concurrency, rate) in given.items():
         known, key = (of_queues, name[1:]) if name.startswith("@") else (of_tasks, name)
         before = known.get(key) or Limit()

@@ -31,19 +31,18 @@ _NOW = "EXTRACT(EPOCH FROM statement_timestamp())::float8"
 #: there is a slot. Those that are passed over are not locked.
 _CLAIM = """
 WITH first AS MATERIALIZED (
-    SELECT id, limit_key, rank, run_at, array_position({tasks}::text[], task::text) AS own FROM jobs_job
-    WHERE {ready} {start} {without}
-    ORDER BY {order}
-    LIMIT {window}
+    SELECT id, limit_key, rank, run_at, place, array_position({tasks}::text[], task::text) AS own
+    FROM ({window}) AS rows
 ), taken AS MATERIALIZED (
     -- Once, and not for each key: the planner may choose the index of all that runs, and read all of it.
     SELECT limit_key, array_agg(limit_slot) AS taken_slots FROM jobs_job
     WHERE state = 'running' AND limit_slot IS NOT NULL AND limit_key = ANY (ARRAY(SELECT limit_key FROM first))
     GROUP BY limit_key
 ), found AS MATERIALIZED (
-    SELECT job.id, head.rank, head.run_at, head.limit_key, head.slot, head.burst, coalesce(head.pause, 0) AS pause
+    SELECT job.id, head.place, head.rank, head.run_at, head.limit_key, head.slot, head.burst,
+        coalesce(head.pause, 0) AS pause
     FROM (
-        SELECT id, limit_key, rank, run_at, own, slots, burst, pause, number,
+        SELECT id, place, limit_key, rank, run_at, own, slots, burst, pause, number,
             CASE WHEN number > 1 THEN NULL WHEN taken_slots IS NULL AND slots > 0 THEN 0 ELSE (
                 SELECT free FROM generate_series(0, slots - 1) AS free
                 WHERE free <> ALL (taken_slots)
@@ -52,12 +51,12 @@ WITH first AS MATERIALIZED (
                 LIMIT 1
             ) END AS slot
         FROM (
-            SELECT id, limit_key, rank, run_at, own, taken_slots, ({slots}::int[])[own] AS slots,
+            SELECT id, place, limit_key, rank, run_at, own, taken_slots, ({slots}::int[])[own] AS slots,
                 ({bursts}::int[])[own] AS burst, ({pauses}::float8[])[own] AS pause,
                 row_number() OVER (PARTITION BY limit_key ORDER BY {order}) AS number
             FROM first LEFT JOIN taken USING (limit_key)
         ) AS numbered
-        ORDER BY {order}
+        ORDER BY place, {order}
     ) AS head
     -- One by one by their key, whatever the planner thinks of the table. What is asked of a row is asked once more when
     -- it is locked: another claim may have held it since, or somebody moved it.
@@ -77,7 +76,7 @@ WITH first AS MATERIALIZED (
                   AND (earlier.rank, earlier.run_at, earlier.id) < (head.rank, head.run_at, head.id)
             ) END {open}
     )
-    ORDER BY head.rank, head.run_at, head.id
+    ORDER BY head.place, head.rank, head.run_at, head.id
     LIMIT {limit}
 ) {picked}
 UPDATE jobs_job
@@ -87,6 +86,13 @@ FROM {source}, (SELECT set_config('synchronous_commit', 'off', true)) AS unsynce
 WHERE jobs_job.id = {source}.id {passed}
 RETURNING {columns}
 """
+
+#: The first rows of the queue; another order of the claim has a window of its own.
+_WINDOW = """
+    SELECT id, task, limit_key, rank, run_at, 0 AS place FROM jobs_job WHERE {ready} {start} {without}
+    ORDER BY {order} LIMIT {window}
+"""
+_COLUMNS = "id, task, limit_key, rank, run_at"
 
 #: From the row on that was the first at the last look: the index entries of those before it may still be there.
 _START = f"AND {AT} >= {HERE}"
@@ -106,7 +112,7 @@ _OPEN = """AND (head.pause = 0 OR NOT EXISTS (
 _PICKED = """, picked AS MATERIALIZED (
     SELECT * FROM (
         SELECT *, row_number() OVER best AS number, first_value(pause) OVER best AS first_pause
-        FROM found WINDOW best AS (ORDER BY {order})
+        FROM found WINDOW best AS (ORDER BY place, {order})
     ) AS ordered {of_queue}
     WHERE CASE WHEN first_pause > 0 THEN number = 1 ELSE pause = 0 END {most}
 ), paced AS MATERIALIZED (
@@ -188,8 +194,9 @@ def take(using: str, claim: Claim, known: Limits, beyond: int, start: tuple[Any,
     values |= {"only": list(claim.only), **dict(zip(ORDER, start, strict=False))}
     limit = min(claim.limit, own.burst) if own.pause else claim.limit
     tasks = tuple(known.tasks.items())
-    sql = claim_sql(claim.queue, limit, own, tasks, beyond, bool(start), bool(claim.without), bool(claim.only))
-    return store.of(using).claimed(session.fetch(sql, values))
+    window, more = claim.order.window(claim, _COLUMNS) if claim.order is not None else ("", {})
+    sql = claim_sql(claim.queue, limit, own, tasks, beyond, bool(start), bool(claim.without), bool(claim.only), window)
+    return store.of(using).claimed(session.fetch(sql, values | more))
 
 
 @lru_cache(maxsize=1000)
@@ -202,6 +209,7 @@ def claim_sql(
     is_started: bool,
     is_without: bool = False,
     is_only: bool = False,
+    window: str = "",
 ) -> str:
     """What the limits are stands in it as well: they change seldom, and the planner sees them."""
     words: dict[str, Any] = {"order": BY_ORDER, "queue": literal(queue), "name": literal(name_of(queue)), "now": _NOW}
@@ -218,18 +226,17 @@ def claim_sql(
         words["next"] = _NEXT.format(now=_NOW, burst="burst", pause="pause")
         picked = _PICKED.format(**words, of_queue=of_queue, most=most, queue_paced=queue_paced)
     words["next"] = _NEXT.format(now=_NOW, burst="head.burst", pause="head.pause")
+    start, tasks = _START if is_started else "", (WITHOUT if is_without else "") + (ONLY if is_only else "")
+    words |= {"ready": READY.format(queue=words["queue"]), "start": start, "without": tasks}
     return _CLAIM.format(
         queue=words["queue"],
-        ready=READY.format(queue=words["queue"]),
         order=BY_ORDER,
-        start=_START if is_started else "",
-        without=(WITHOUT if is_without else "") + (ONLY if is_only else ""),
+        window=window or _WINDOW.format(**words, window=limit + beyond),
         tasks=f"ARRAY[{', '.join(literal(name) for name, _ in of_tasks)}]",
         slots=f"ARRAY[{', '.join(str(each.slots or 'NULL') for _, each in of_tasks)}]",
         bursts=f"ARRAY[{', '.join(str(each.burst) for _, each in of_tasks)}]",
         pauses=f"ARRAY[{', '.join(str(each.pause) for _, each in of_tasks)}]",
         limit=limit,
-        window=limit + beyond,
         open=_OPEN.format(**words) if is_paced else "",
         picked=picked,
         source="picked" if is_several else "found",

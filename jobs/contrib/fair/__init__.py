@@ -1,0 +1,1 @@
+"""Fair shares: the keys of a queue, customers say, take turns, however many jobs each of them has waiting."""

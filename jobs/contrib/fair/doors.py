@@ -1,0 +1,76 @@
+"""The part of fair shares in the core."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from weakref import WeakSet
+
+from jobs.doors import Extension
+from jobs.idempotency.keys import template_of
+
+#: Tasks whose calls say no key, as long as no task and no queue has one.
+_plain: WeakSet[Any] = WeakSet()
+_is_used = False
+
+
+def _hook(task: Any, job: Any) -> None:
+    from jobs.contrib.fair.keys import mark
+
+    mark(task, job)
+
+
+class Fair(Extension):
+    """Options of a task that come on top:
+
+    fair_key (template or callable):
+        The keys of a queue take turns: ``"{customer_id}"``. One customer's many jobs do not stand before another's
+        first. A key of the queue (``JOBS["QUEUES"]``) holds for its tasks that have none.
+    """
+
+    options = {"fair_key": ("a template such as '{customer_id}', or a callable", (str, Callable))}
+    instead = {"jobs.lifecycle.claims.Claimer": "jobs.contrib.fair.claims.FairClaimer"}
+
+    @staticmethod
+    def queue_options(fair_key: Any = None, weights: Any = None) -> bool:
+        from jobs.contrib.fair.keys import options_of
+
+        return options_of(fair_key, weights)
+
+    def declared(self, task: Any) -> None:
+        global _is_used
+        if getattr(task, "fair_key", None) is None:
+            return
+        task.key_templates["fair_key"] = template_of(task, "fair_key")
+        _is_used = True
+        for each in _plain:
+            each.call_hooks = (*each.call_hooks, _hook)
+        _plain.clear()
+
+    def called(self, task: Any) -> Any:
+        from jobs.conf import conf, problems
+
+        if _is_used or (not problems() and any({"fair_key", "weights"} & {*each} for each in conf().QUEUES.values())):
+            return _hook
+        _plain.add(task)
+        return None
+
+    def status(self, found: dict[str, Any]) -> dict[str, Any]:
+        from jobs.contrib.fair.waiting import status
+
+        return {"fair": status(found)}
+
+    def waits(self, view: Any) -> Iterator[Any]:
+        from jobs.contrib.fair.waiting import waits
+
+        return waits(view)
+
+    def metrics(self) -> Iterator[tuple[str, str, list[str], Any]]:
+        from jobs.contrib.fair.waiting import metrics
+
+        return metrics()
+
+    def parts(self, page: str, request: Any, about: Any) -> Mapping[str, str]:
+        from jobs.contrib.fair.admin import panel
+
+        return {"panel": panel(about["fair"])} if page == "dashboard" else {}

@@ -1,0 +1,110 @@
+"""The order in which a claim takes the jobs of a queue where keys take turns: round by round, some of each key.
+
+A claim goes on behind the key at which this process's last one ended. It steps from key to key by the index, so what
+a key has waiting costs nothing; and there is no counter that all processes would update.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+from django.db.models import QuerySet
+
+from jobs.contrib.fair import store
+from jobs.contrib.fair.models import KEYED
+from jobs.models import Job
+from jobs.store import databases
+from jobs.store.base import Claim
+
+#: A claim of one job looks at so many keys more, where others are about to take a key's last job.
+SPARE = 3
+#: The same where limits are in force; and at so many more jobs of each.
+SPARE_LIMITED, BEHIND = 10, 5
+#: How many keys a claim of other databases than PostgreSQL looks at: each costs two statements.
+FEW = 10
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """
+    Parameters:
+        key: where the last claim ended.
+        left: how many jobs more that key gets in its turn.
+        weights: how many jobs a key gets in a turn, if it is not one.
+    """
+
+    queue: str
+    size: int
+    key: str
+    left: int
+    weights: Mapping[str, int]
+
+    def first(self, claim: Claim) -> tuple[str, dict[str, Any]]:
+        """What selects the ids that a claim takes, and locks their rows (PostgreSQL)."""
+        # One job is taken from the first key that has a free one: what is behind is not looked at.
+        order, most = (f"ORDER BY {store.ROUND}", self.size) if self.size > 1 else ("", 1 + SPARE)
+        rows = self._sql(claim, "id", self._share, most, "FOR UPDATE SKIP LOCKED")
+        return rows.format(select="id") + f" {order} LIMIT {self.size}", self._values
+
+    def window(self, claim: Claim, columns: str) -> tuple[str, dict[str, Any]]:
+        """What selects these columns of the rows that a claim may take, and their ``place``. It locks nothing."""
+        rows = self._sql(claim, columns, f"{self._share} + {BEHIND}", self.size + SPARE_LIMITED, "")
+        return rows.format(select=f"{columns}, row_number() OVER (ORDER BY {store.ROUND}) AS place"), self._values
+
+    @property
+    def _share(self) -> str:
+        if self.size == 1:
+            return "1"
+        # As many rounds as it takes to get as many as are asked for: who is alone gets all.
+        return f"least({self.size}, turn.weight * ceil({self.size}.0 / (SELECT sum(weight) FROM turn)))::int"
+
+    @property
+    def _values(self) -> dict[str, Any]:
+        weights = {"fair_left": self.left, "fair_weights": json.dumps({**self.weights})}
+        return {"fair_key": self.key, **(weights if self._is_weighted else {})}
+
+    @property
+    def _is_weighted(self) -> bool:
+        return bool(self.weights or self.left)
+
+    def _sql(self, claim: Claim, columns: str, share: str, most: int, lock: str) -> str:
+        return store.rows_sql(claim, columns, share, most, lock, self.left > 0, self._is_weighted)
+
+    # Elsewhere
+
+    def pick(self, ready: QuerySet[Job], more: int = 0) -> list[Any]:
+        """The ids of the rows that a claim takes, out of those that it may take, in SQL that every database knows."""
+        keys = list(self._keys(ready.db))
+        weights = [self.left if key == self.key and self.left else self.weights.get(key, 1) for key in keys]
+        rounds = ceil(self.size / max(1, sum(weights)))
+        found = []
+        for place, (key, weight) in enumerate(zip(keys, weights, strict=True)):
+            # The index's own condition, for SQLite.
+            rows = ready.filter(KEYED, fair_key=key).values_list("pk", flat=True)
+            found += [(number // weight, place, pk) for number, pk in enumerate(rows[: weight * rounds + more])]
+        return [pk for *_, pk in sorted(found)[: self.size + more * len(keys)]]
+
+    def free(self, ready: QuerySet[Job]) -> list[Any]:
+        """The same that nobody else has locked; from then on these are."""
+        picked = self.pick(ready)
+        free = set(databases.free(ready.filter(pk__in=picked)).values_list("pk", flat=True))
+        return [pk for pk in picked if pk in free]
+
+    def _keys(self, using: str) -> Iterator[str]:
+        rows = Job.objects.using(using).filter(KEYED, queue=self.queue).order_by("fair_key")
+        keys = rows.values_list("fair_key", flat=True)
+        key, is_round = self.key, False
+        if self.left:
+            yield key
+        for _ in range(min(self.size + SPARE, FEW)):
+            following = keys.filter(fair_key__gt=key).first()
+            if following is None and not is_round:
+                is_round, following = True, keys.first()
+            if following is None or (is_round and (following > self.key or (self.left and following == self.key))):
+                return
+            key = following
+            yield key

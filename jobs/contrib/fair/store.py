@@ -1,0 +1,115 @@
+"""The SQL of queues where keys take turns."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from django.db import connections
+from django.db.models import Count
+
+from jobs.contrib.fair.models import KEYED
+from jobs.inspection.counts import MOST
+from jobs.models import Job
+from jobs.models.columns import BY_ORDER
+from jobs.store import databases
+from jobs.store.base import Claim
+from jobs.store.postgresql import ONLY, READY, WITHOUT
+from jobs.store.sessions import literal
+
+#: So many keys of a queue are counted.
+KEYS = 1000
+
+#: The index has no other rows.
+WAITS = "state = 'ready' AND held IS NULL AND queue = {queue} AND fair_key IS NOT NULL"
+
+#: Key by key from the place on, and then from the beginning up to it. The operators are those of the index.
+_KEYS = """
+WITH RECURSIVE step (key, place, is_round) AS (
+    SELECT %(fair_key)s::text, 0, false
+    UNION ALL
+    SELECT following.key, step.place + 1, following.is_round
+    FROM step CROSS JOIN LATERAL (
+        (SELECT fair_key::text AS key, step.is_round FROM jobs_job
+         WHERE {waits} AND fair_key ~>~ step.key ORDER BY fair_key USING ~<~ LIMIT 1)
+        UNION ALL
+        (SELECT fair_key::text, true FROM jobs_job
+         WHERE {waits} AND NOT step.is_round ORDER BY fair_key USING ~<~ LIMIT 1)
+        LIMIT 1
+    ) AS following
+    WHERE step.place < {most} AND NOT (following.is_round AND following.key {behind} %(fair_key)s)
+), turn AS (
+    SELECT key, place, {weight} AS weight FROM step WHERE place >= {begin}
+)"""
+
+#: Of each key the first jobs, in the queue's order.
+_ROWS = """
+FROM turn CROSS JOIN LATERAL (
+    SELECT own.*, row_number() OVER () AS number FROM (
+        SELECT {columns} FROM jobs_job WHERE {ready} AND fair_key = turn.key {tasks}
+        ORDER BY {order} LIMIT {share} {lock}
+    ) AS own
+) AS job"""
+
+_WEIGHT = "CASE WHEN place = 0 THEN %(fair_left)s::int ELSE coalesce((%(fair_weights)s::jsonb ->> key)::int, 1) END"
+#: The order of what a claim takes.
+ROUND = "(number - 1) / weight, place"
+
+
+#: The keys of a queue, and how many jobs each has waiting, up to a number.
+_COUNTS = """
+WITH RECURSIVE step (key, place) AS (
+    SELECT (SELECT fair_key FROM jobs_job WHERE {waits} ORDER BY fair_key {using} LIMIT 1), 1
+    UNION ALL
+    SELECT (SELECT fair_key FROM jobs_job WHERE {waits} AND fair_key {behind} step.key
+            ORDER BY fair_key {using} LIMIT 1), place + 1
+    FROM step WHERE step.key IS NOT NULL AND place < {keys}
+)
+SELECT key, (SELECT count(*) FROM (SELECT 1 FROM jobs_job WHERE {waits} AND fair_key = step.key LIMIT {most}) AS own)
+FROM step WHERE key IS NOT NULL
+"""
+#: The operators of PostgreSQL's index.
+_WORDS = {"postgresql": {"using": "USING ~<~", "behind": "~>~"}, "sqlite": {"using": "", "behind": ">"}}
+
+
+def rows_sql(claim: Claim, columns: str, share: str, most: int, lock: str, is_left: bool, is_weighted: bool) -> str:
+    """The first jobs of the next keys (PostgreSQL); ``{{select}}`` stands for what is selected.
+
+    Parameters:
+        share: how many of each key.
+        most: of how many keys.
+        is_left: the turn of the key at which the last claim ended is not over.
+    """
+    return _rows_sql(
+        claim.queue, bool(claim.without), bool(claim.only), columns, share, most, lock, is_left, is_weighted
+    )
+
+
+@lru_cache(maxsize=1000)
+def _rows_sql(
+    queue: str,
+    is_without: bool,
+    is_only: bool,
+    columns: str,
+    share: str,
+    most: int,
+    lock: str,
+    is_left: bool,
+    is_weighted: bool,
+) -> str:
+    name = literal(queue)
+    words = {"waits": WAITS.format(queue=name), "most": most, "begin": 0 if is_left else 1}
+    words |= {"behind": "~>=~" if is_left else "~>~", "weight": _WEIGHT if is_weighted else "1"}
+    rows = {"columns": columns, "ready": READY.format(queue=name), "order": BY_ORDER, "share": share, "lock": lock}
+    tasks = (WITHOUT if is_without else "") + (ONLY if is_only else "")
+    return _KEYS.format(**words) + "\nSELECT {select}" + _ROWS.format(**rows, tasks=tasks)
+
+
+def waiting(using: str, queue: str, most: int = MOST) -> list[tuple[str, int]]:
+    """The keys of a queue, and how many jobs each has ready: up to ``most``, of the first :data:`KEYS` keys."""
+    if (words := _WORDS.get(connections[using].vendor)) is None:
+        rows = Job.objects.using(using).filter(KEYED, queue=queue)
+        return list(rows.order_by("fair_key").values_list("fair_key").annotate(Count("pk"))[:KEYS])
+    waits = WAITS.format(queue=literal(queue))
+    return [
+        (key, count) for key, count in databases.ask(using, _COUNTS.format(waits=waits, keys=KEYS, most=most, **words))
+    ]
