@@ -37,8 +37,8 @@ def main() -> int:
 
 
 def _report(plan: Plan, options: argparse.Namespace) -> int:
-    found = _run(plan)
-    is_whole = not (options.quick or options.only or options.peers)
+    found = _run(plan, options.slow_commits)
+    is_whole = not (options.quick or options.only or options.peers or options.slow_commits)
     directory = options.output or (RESULTS if is_whole else RESULTS / "partial")
     report.write(found, directory)
     sys.stderr.write(f"written to {directory}\n")
@@ -49,13 +49,13 @@ def _report(plan: Plan, options: argparse.Namespace) -> int:
     return 0 if found.is_good else 1
 
 
-def _run(plan: Plan) -> report.Report:
+def _run(plan: Plan, has_slow_commits: bool) -> report.Report:
     takers = [PEERS[name] for name in plan.all_takers()]
     # PostgreSQL always runs: all peers look up its pid by name.
     names = {"postgres", *(name for peer in takers for name in peer.servers())}
     at = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
-    with servers.scratch() as scratch, servers.running(names) as running:
-        about = machine.describe(Path(scratch))
+    with servers.scratch() as scratch, servers.running(names, has_slow_commits) as running:
+        about = machine.describe(Path(scratch)) | {"has_slow_commits": has_slow_commits}
         run = Run(plan, running, Path(scratch))
         run.go()
         packages = ["Django", *dict.fromkeys(package for peer in takers for package in peer.packages)]
@@ -99,6 +99,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, help="at the most so many (default: up to 3, as the time allows)")
     parser.add_argument(
         "--minutes", type=float, help=f"begin no further round after that (default: {WHOLE:.0f}, quick {QUICK:.0f})"
+    )
+    parser.add_argument(
+        "--slow-commits",
+        action="store_true",
+        help="PostgreSQL waits 2 ms at each commit, about as the disks of clouds do",
     )
     parser.add_argument("--output", type=Path, metavar="DIRECTORY", help="where to write instead")
     parser.add_argument("--json", action="store_true", dest="as_json", help="print JSON, and nothing else, to stdout")

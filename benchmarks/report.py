@@ -100,7 +100,8 @@ class Report:
         yield "# What jobs cost, beside what others do\n"
         yield (
             f"{self.at}, {machine['cores']} cores of {machine['cpu']}, {machine['memory_gb']} GB, {machine['system']}; "
-            f"a commit waits {machine['sync_us']} µs for the disk. "
+            f"a commit waits {machine['sync_us']} µs for the disk"
+            f"{', and 2 ms more' if machine.get('has_slow_commits') else ''}. "
             f"{'A quick run, which only shows that it works. ' if self.is_quick else ''}"
             f"{self.rounds} {'round' if self.rounds == 1 else 'rounds'} in {self.minutes:.0f} minutes; "
             f"the load before it was {machine['load_before']}.\n"

@@ -39,18 +39,24 @@ class Servers:
         return {name: _VERSIONS[name](server) for name, server in self.running.items()}
 
 
-_STARTS = {"postgres": lambda: servers.Postgres(settings=()), "redis": Redis, "rabbitmq": servers.RabbitMQ}
+#: Each commit of PostgreSQL waits for so many microseconds, also if nobody else commits.
+SLOW = ("commit_delay=2000", "commit_siblings=0")
 
 
 @contextmanager
-def running(names: Iterable[str]) -> Iterator[Servers]:
+def running(names: Iterable[str], has_slow_commits: bool = False) -> Iterator[Servers]:
     """Start these servers. Those that are not installed are listed as missing, with the reason."""
     found = Servers()
+    starts = {
+        "postgres": lambda: servers.Postgres(settings=SLOW if has_slow_commits else ()),
+        "redis": Redis,
+        "rabbitmq": servers.RabbitMQ,
+    }
     with ExitStack() as stack:
         for name in sorted(names):
             sys.stderr.write(f"starting {name}\n")
             try:
-                server = _STARTS[name]()
+                server = starts[name]()
             except Missing as error:
                 found.missing[name] = f"not installed: {error}"
             else:
