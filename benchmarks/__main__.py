@@ -103,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--slow-commits",
         action="store_true",
-        help="PostgreSQL waits 2 ms at each commit, about as the disks of clouds do",
+        help="each commit waits 2 ms more, as on the disks of clouds",
     )
     parser.add_argument("--output", type=Path, metavar="DIRECTORY", help="where to write instead")
     parser.add_argument("--json", action="store_true", dest="as_json", help="print JSON, and nothing else, to stdout")
