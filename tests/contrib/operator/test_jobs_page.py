@@ -6,6 +6,7 @@ import datetime
 import html
 import re
 import uuid
+from urllib.parse import parse_qsl
 
 import pytest
 from django.urls import reverse
@@ -43,6 +44,33 @@ def test_filters_in_words(viewer):
     text = viewer.get(LIST, {**asked, "state__exact": "failed"}).content.decode()
     assert '<input type="hidden" name="state__exact" value="failed">' in text
     assert 'name="queue" value="mail"' in text
+
+
+def test_a_page_looks_at_so_many_jobs_and_the_next_one_goes_on(viewer, monkeypatch):
+    monkeypatch.setattr("jobs.admin.base.LOOKED_AT", 10)
+    rare = [make(task="shop.rare", age=age) for age in (1000, 999, 500)]
+    for number in range(25):
+        make("succeeded" if number % 2 else "failed", age=100 + number)
+    query, found, ways = {"task": "shop.rare"}, [], []
+    while query:
+        response = viewer.get(LIST, query)
+        found.append(ids(response))
+        assert ("No index has these filters" in response.content.decode()) == bool(len(found) < 3)
+        pages = response.context["cl"].pages
+        ways.append(sorted(pages))
+        query = dict(parse_qsl(pages.get("next_page", "").removeprefix("?")))
+    assert found == [[], [], [job.pk for job in reversed(rare)]]
+    assert ways == [
+        ["last_page", "next_page"],
+        ["first_page", "last_page", "next_page"],
+        ["first_page", "previous_page"],
+    ]
+    back = viewer.get(LIST, dict(parse_qsl(pages["previous_page"].removeprefix("?"))))
+    assert ids(back) == []
+    assert sorted(back.context["cl"].pages) == ["first_page", "previous_page"]
+    assert listed(viewer, task="shop.rare", p="last") == short(*reversed(rare))
+    assert len(listed(viewer, state__exact="succeeded")) == 12
+    assert listed(viewer, task="shop.rare", until="600s") == short(*reversed(rare[:2])), "it begins there"
 
 
 def test_a_filter_that_says_nothing_says_what_it_should_be(viewer):

@@ -67,7 +67,7 @@ def test_nothing_is_compiled_that_ends_early(admin_client):
             cursor.execute("RESET jit_above_cost")
 
 
-def test_what_people_select_by_has_an_index(admin_client):
+def test_what_people_select_by_has_an_index(admin_client, monkeypatch):
     make_history()
     old, middle = (Job.objects.filter(state="succeeded").order_by("pk")[at] for at in (ROWS // 20, ROWS // 2))
     died = Node.objects.create(hostname="dead", pid=1, dead_at=old.finished_at)
@@ -86,7 +86,10 @@ def test_what_people_select_by_has_an_index(admin_client):
         "arguments": lambda: list(newest(Selection(values={"contains": "x"}))),
         "last hour": lambda: page(admin_client, created="1h"),
         "key": lambda: list(newest(Selection(values={"key": "nightly"}))),
+        "no task": lambda: page(admin_client, task="none.of.them"),
+        "no queue": lambda: page(admin_client, queue="none", state__exact="succeeded"),
     }
+    monkeypatch.setattr("jobs.admin.base.LOOKED_AT", FEW // 2)
     if connection.vendor == "mysql":
         # For each row it asks both indexes, from the newest row on.
         del hot["key"]

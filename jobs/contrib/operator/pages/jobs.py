@@ -20,7 +20,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from jobs.admin.base import apart, may, numbered, page
+from jobs.admin.base import SEARCHED, apart, may, numbered, page
 from jobs.admin.html import url_of
 from jobs.admin.job import Created, JobAdmin, JobChangeList, StateFilter
 from jobs.conf import conf
@@ -40,6 +40,10 @@ STEP = 100  #: Rows that one query reads.
 NAMED = 10  #: At most this many refusals are named.
 COUNTED = 100_000  #: At most this many jobs are counted for the question.
 FIRST = str(uuid.UUID(int=0))  #: Before all ids.
+
+
+#: Fields of a selection that have no index, alone or with a state.
+UNINDEXED = {"task", "queue", "error", "node"}
 
 
 class CountedStateFilter(StateFilter):
@@ -73,7 +77,13 @@ class Narrow(admin.ListFilter):
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
         try:
-            return Selection.of(self.asked).narrow(queryset)
+            wanted = Selection.of(self.asked)
+            slow = {name: value for name, value in wanted.values.items() if name in UNINDEXED}
+            fast = {name: value for name, value in wanted.values.items() if name not in slow}
+            queryset = Selection(values=fast).narrow(queryset)
+            if slow:
+                setattr(request, SEARCHED, queryset)
+            return Selection(values=slow).narrow(queryset)
         except Unreadable as exc:
             messages.error(request, f"{FIELDS[exc.field].label}: {exc.why}")
             return queryset.none()
