@@ -22,7 +22,7 @@ from jobs.maintenance import Seldom
 from jobs.maintenance.zombies import end_backends
 from jobs.models import Job, Node, State
 from jobs.models.columns import ORDER
-from jobs.store import databases, heartbeats
+from jobs.store import databases, heartbeats, shared
 from jobs.store.databases import SideDatabase
 
 #: The pause after a look at what runs, in multiples of its length: it costs two percent of a core at the most.
@@ -192,6 +192,7 @@ _waiting: set[uuid.UUID] = set()  #: Those of which the log says that they are g
 
 def _finish(key: uuid.UUID, using: str, action: str, transition: Callable[[Job], bool], **where: Any) -> int:
     """Finish one job. A bad row never stops the others; it is logged once."""
+    shared.give_way()
     found: list[Job] = []
 
     def finish(job: Job) -> bool:
