@@ -53,7 +53,7 @@ class Rescue:
         self._named: set[uuid.UUID] = set()
         self._ask_at = 0.0
         self._seldom = Seldom(RARELY)
-        #: The queues of each node that lives.
+        #: The queues of each node that lives, and does not stop.
         self.living: dict[uuid.UUID, Collection[str]] = {}
 
     def run_once(self) -> dict[str, int]:
@@ -92,9 +92,9 @@ class Rescue:
             databases.everywhere(lambda alias: self._named.update(_unburied(alias)))
         # Race: a node has its row at home before that elsewhere, and before its first beat. So home is read last.
         known = Q(dead_at=None) | Q(pk__in=self._named)
-        found = list(Node.objects.using(databases.home()).filter(known).values_list("pk", "dead_at", "queues"))
-        at_home = {key: dead_at for key, dead_at, _ in found}
-        self.living = {key: queues for key, dead_at, queues in found if dead_at is None}
+        found = Node.objects.using(databases.home()).filter(known).only("dead_at", "stopping_at", "queues")
+        at_home = {row.pk: row.dead_at for row in found}
+        self.living = {row.pk: row.queues for row in found if row.dead_at is None and row.stopping_at is None}
         # Home may have been pruned or restored: of whom it does not know it has to hear, as of all others.
         alive = {key for key in self._named | at_home.keys() if at_home.get(key) is None}
         self._strange = counts.keys() - alive - {VISITOR}
