@@ -108,9 +108,9 @@ class Extension:
     beside: Callable[[Any], Any]
 
     def threads(self) -> Iterable[Thread]:
-        """Threads of the supervisor, with connections of their own. Each runs until its event is set.
+        """Threads of the supervisor. Each runs until its event is set; databases are asked in steps only.
 
-        The second argument makes one attempt: it logs what goes wrong, and returns whether all went well.
+        The second argument makes a step: it logs what goes wrong, and returns whether all went well.
         """
         return ()
 

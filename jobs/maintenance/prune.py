@@ -22,7 +22,7 @@ from jobs.idempotency import locks, markers
 from jobs.lifecycle.transitions import now_plus
 from jobs.maintenance import is_eldest
 from jobs.models import ENDED, Action, Job, Marker, Node, State
-from jobs.store import databases, stored, worker_orders
+from jobs.store import databases, shared, stored, worker_orders
 
 NODE_RETENTION = 7 * 86400.0  #: Seconds for which a dead node is kept, for people to read.
 
@@ -75,10 +75,12 @@ class Prune:
         # Markers have half of the time, and come first: jobs are kept as long as their markers.
         while time.monotonic() < began + budget / 2 and (count := markers.delete_expired(using, batch(using))):
             done["markers"] += count
+            shared.give_way()
         while (deleted := self._step(using)) is not None:
             done["jobs"] += deleted
             if time.monotonic() >= began + budget:
                 break
+            shared.give_way()
         for prune in extensions.through("prune"):
             done.update(prune(using, max(0.0, began + budget - time.monotonic())) or {})
         old = Node.objects.using(using).filter(dead_at__lt=now_plus(-NODE_RETENTION))

@@ -22,7 +22,7 @@ from jobs.maintenance import Seldom
 from jobs.maintenance.zombies import end_backends
 from jobs.models import Job, Node, State
 from jobs.models.columns import ORDER
-from jobs.store import databases, heartbeats
+from jobs.store import databases, heartbeats, shared
 from jobs.store.databases import SideDatabase
 
 #: The pause after a look at what runs, in multiples of its length: it costs two percent of a core at the most.
@@ -53,7 +53,7 @@ class Rescue:
         self._named: set[uuid.UUID] = set()
         self._ask_at = 0.0
         self._seldom = Seldom(RARELY)
-        #: The queues of each node that lives.
+        #: The queues of each node that lives, and does not stop.
         self.living: dict[uuid.UUID, Collection[str]] = {}
 
     def run_once(self) -> dict[str, int]:
@@ -92,9 +92,9 @@ class Rescue:
             databases.everywhere(lambda alias: self._named.update(_unburied(alias)))
         # Race: a node has its row at home before that elsewhere, and before its first beat. So home is read last.
         known = Q(dead_at=None) | Q(pk__in=self._named)
-        found = list(Node.objects.using(databases.home()).filter(known).values_list("pk", "dead_at", "queues"))
-        at_home = {key: dead_at for key, dead_at, _ in found}
-        self.living = {key: queues for key, dead_at, queues in found if dead_at is None}
+        found = Node.objects.using(databases.home()).filter(known).only("dead_at", "stopping_at", "queues")
+        at_home = {row.pk: row.dead_at for row in found}
+        self.living = {row.pk: row.queues for row in found if row.dead_at is None and row.stopping_at is None}
         # Home may have been pruned or restored: of whom it does not know it has to hear, as of all others.
         alive = {key for key in self._named | at_home.keys() if at_home.get(key) is None}
         self._strange = counts.keys() - alive - {VISITOR}
@@ -192,6 +192,7 @@ _waiting: set[uuid.UUID] = set()  #: Those of which the log says that they are g
 
 def _finish(key: uuid.UUID, using: str, action: str, transition: Callable[[Job], bool], **where: Any) -> int:
     """Finish one job. A bad row never stops the others; it is logged once."""
+    shared.give_way()
     found: list[Job] = []
 
     def finish(job: Job) -> bool:

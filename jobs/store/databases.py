@@ -267,12 +267,11 @@ def drop(alias: str) -> None:
         connection.close()
 
 
-def give_back() -> None:
-    """Give the connections of this thread that are from Django's pools back to them: its other threads need some."""
-    for connection in connections.all(initialized_only=True):
-        if getattr(connection, "pool", None) is not None:
-            with suppress(Error):
-                connection.close()
+def leave_pools() -> None:
+    """In a process whose threads need few connections, and must wait for none of them: take none of Django's pools."""
+    for alias in conf().DATABASES:
+        settings = connections.settings[alias]
+        settings["OPTIONS"] = {key: value for key, value in settings["OPTIONS"].items() if key != "pool"}
 
 
 def cancel_query(alias: str) -> None:

@@ -56,15 +56,20 @@ def _forever(run: Any, alias: str, stopping: threading.Event) -> None:
 def _listen(alias: str, stopping: threading.Event) -> None:
     with databases.apart(alias) as connection:
         connection.ensure_connection()
-        raw = connection.connection
+        # Its looks go over the same connection.
+        connections[alias] = connection
+        raw, told = connection.connection, list[News]()
+        raw.add_notify_handler(lambda note: told.append(News.read(note.payload)))
         raw.execute(f"LISTEN {CHANNEL}")
         # What was sent before this moment was lost.
         _look(alias)
+        told += _heard(raw.pgconn)
         looks: list[float] = []
         while not stopping.is_set():
             timeout = max(0.0, looks[0] - time.monotonic()) if looks else 1.0
-            select.select([raw.fileno()], [], [], timeout)
-            heard = _heard(raw.pgconn)
+            select.select([raw.fileno()], [], [], 0.0 if told else timeout)
+            told += _heard(raw.pgconn)
+            heard, told[:] = [*told], []
             now = time.monotonic()
             names, queues = {news.queue for news in heard}, worker_state.queues
             if WAITS in names:
@@ -79,6 +84,8 @@ def _listen(alias: str, stopping: threading.Event) -> None:
             if looks and now >= looks[0]:
                 looks = [look for look in looks if look > now]
                 _look(alias)
+                # What came meanwhile was read with the answer.
+                told += _heard(raw.pgconn)
 
 
 def _pauses(turn: int) -> tuple[float, ...]:
@@ -103,8 +110,6 @@ def _look(alias: str) -> None:
             wakeup.send()
     except Error:
         databases.drop(alias)
-    finally:
-        databases.give_back()
 
 
 def _watch(alias: str, stopping: threading.Event) -> None:

@@ -20,7 +20,7 @@ from itertools import chain
 from queue import SimpleQueue
 from typing import Any
 
-from django.db import DataError, Error, connections
+from django.db import DataError, Error
 from django.db.models.functions import Coalesce, Now
 from django.utils.module_loading import import_string
 
@@ -32,7 +32,7 @@ from jobs.lifecycle.worker_state import BODY, IDLE, KILLED, REVOKED, Occupied, d
 from jobs.maintenance import clock, rescue
 from jobs.maintenance.prune import Prune
 from jobs.models import Node
-from jobs.store import databases, heartbeats, identity, stored, worker_orders
+from jobs.store import databases, heartbeats, identity, shared, stored, worker_orders
 from jobs.store.databases import SideDatabase
 from jobs.store.identity import NotAdopted
 from jobs.worker import listener, stop
@@ -62,16 +62,16 @@ REGISTERED = b"1"
 
 
 class Process:
-    """Threads with connections of their own, so that none waits for another's queries. Of a pool they take turns.
+    """Its threads. To each database it has three connections, whatever is installed.
 
-    The main one beats and listens to the worker. ``watch`` looks at the pool's processes, and needs no database.
-    ``rescue`` finishes what fell. ``clock`` does what time brings, and polls. ``tidy`` prunes. One more for
-    each database listens, and extensions have their own.
+    The main one beats and listens to the worker; what it asks waits for nobody. One for each database listens.
+    ``watch`` looks at the pool's processes, and needs no database. The others share a connection: ``rescue`` finishes
+    what fell, ``clock`` does what time brings, and polls, ``tidy`` prunes, and extensions have their own.
     """
 
     def __init__(self, main: int, node: dict[str, Any], pipe: int, ready: int) -> None:
         self._main, self._node, self._pipe, self._ready = main, node, pipe, ready
-        self._side = SideDatabase()
+        self._side = SideDatabase(is_apart=False)
         self._own = rescue.OwnJobs(main)
         self._registered = False
         #: What the node's row says of its queues, and of its stop.
@@ -93,6 +93,8 @@ class Process:
         self._fell = threading.Event()
 
     def main(self) -> None:
+        databases.leave_pools()
+        shared.share()
         targets: list[Callable[[], None]] = [self._watch, self._rescue, self._clock, self._tidy]
         threads = [threading.Thread(target=each, name=f"jobs-{each.__name__}", daemon=True) for each in targets]
         for run in chain.from_iterable(each() for each in extensions.through("threads")):
@@ -252,7 +254,7 @@ class Process:
             time.sleep(0.02)
         is_stopping = worker_state.stopping_for is not None
         # The worker state knows better than the rows what was begun.
-        self._try(self._own.finish_dead)
+        self._take_turn(self._own.finish_dead)
         if is_stopping:
             self._try(self._own.hand_back_all)
         # Without a word that it stops its main process was killed.
@@ -326,17 +328,17 @@ class Process:
         watch = rescue.Rescue(SideDatabase(is_apart=False), lambda: worker_state.node)
         next_watch = 0.0
         self._admitted.wait()
-        self._try(self._check)
+        self._take_turn(self._check)
         while not self._stopping.is_set():
             self._fell.clear()
-            self._try(self._revoke)
-            self._try(self._own.finish_dead)
-            self._try(self._own.hand_back_waiting)
+            self._take_turn(self._revoke)
+            self._take_turn(self._own.finish_dead)
+            self._take_turn(self._own.hand_back_waiting)
             if time.monotonic() >= next_watch:
                 next_watch = time.monotonic() + conf().HEARTBEAT
                 if self._registered:
-                    self._try(self._own.hand_back_orphans)
-                self._try(watch.run_once)
+                    self._take_turn(self._own.hand_back_orphans)
+                self._take_turn(watch.run_once)
                 listener.living = watch.living
             self._fell.wait(max(0.0, next_watch - time.monotonic()))
 
@@ -369,21 +371,24 @@ class Process:
     def _clock(self) -> None:
         self._admitted.wait()
         while not self._stopping.is_set():
-            self._try(clock.tick)
+            self._take_turn(clock.tick)
             self._stopping.wait(conf().POLL_INTERVAL)
 
     def _extension(self, run: doors.Thread) -> None:
         self._admitted.wait()
-        run(self._stopping, self._try)
+        run(self._stopping, self._take_turn)
 
     def _tidy(self) -> None:
         prune, pause = Prune(SideDatabase(is_apart=False), lambda: worker_state.node), 1.0
         self._admitted.wait()
         while not self._stopping.wait(pause):
-            self._try(lambda: prune.run_once(budget=PRUNE_BUDGET))
-            # Not for the long pause.
-            connections.close_all()
+            self._take_turn(lambda: prune.run_once(budget=PRUNE_BUDGET))
             pause = PRUNE_AGAIN if prune.is_behind else max(1.0, conf().PRUNE_INTERVAL)
+
+    def _take_turn(self, action: Callable[[], Any]) -> bool:
+        """The same with the connections that threads share."""
+        with shared.turn():
+            return self._try(action)
 
     def _try(self, action: Callable[[], Any]) -> bool:
         """Nothing that goes wrong in one tick stops the next; whether nothing did."""
@@ -395,5 +400,3 @@ class Process:
         except Exception as exc:
             databases.note_failure(exc, "the supervisor", worker_state.about("supervisor_error"))
             return False
-        finally:
-            databases.give_back()

@@ -75,8 +75,8 @@ def refused() -> Iterator[CheckMessage]:
     for alias in conf().DATABASES:
         if not store.of(alias).reads_committed(settings.DATABASES[alias].get("OPTIONS", {}).get("isolation_level")):
             yield say("W004", alias=alias)
-        # One for what the supervisor's threads take turns at, and one that a hung query may hold; two for events.
-        yield from _small_pool(alias, 2 if conf().EVENT_BROKER is None else 4)
+        # One for the jobs of a process, and one that a hung query may hold. The supervisor takes none.
+        yield from _small_pool(alias, 2)
 
 
 @OF_SETTINGS.append

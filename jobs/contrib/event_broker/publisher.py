@@ -29,6 +29,7 @@ from jobs.events.services import BrokerError
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Node
 from jobs.store import databases
+from jobs.store.shared import turn
 
 #: Events that are published before their confirms are awaited.
 CHUNK = 200
@@ -103,7 +104,8 @@ class Publisher(amqp.Link):
     def work(self, stopping: threading.Event) -> None:
         while not stopping.is_set():
             numbered.clear()
-            mine = [alias for alias in conf().DATABASES if databases.everywhere(may_send, [alias])]
+            with turn():
+                mine = [alias for alias in conf().DATABASES if databases.everywhere(may_send, [alias])]
             for alias in mine:
                 while self._send(alias, stopping):
                     pass
@@ -120,9 +122,10 @@ class Publisher(amqp.Link):
         self._told.clear()
 
     def _send(self, using: str, stopping: threading.Event) -> int:
-        rows = self._next(using)
-        if not rows or stopping.is_set() or not may_send(using):
-            return 0
+        with turn():
+            rows = self._next(using)
+            if not rows or stopping.is_set() or not may_send(using):
+                return 0
         self.open()
         reach("before_publish")
         # Our services read Celery's exchange as well. Celery's services do not recognize an event by its id, so what is
@@ -139,9 +142,10 @@ class Publisher(amqp.Link):
         finally:
             # Only what was refused is published again.
             done = [row for number, row in published.items() if self.is_confirmed(number)]
-            Event.objects.using(using).filter(pk__in=[row.pk for row in done]).update(sent_at=Now())
             refused = [row for number, row in published.items() if self.is_refused(number)]
-            self._note_full(using, {row.name for row in done}, refused)
+            with turn():
+                Event.objects.using(using).filter(pk__in=[row.pk for row in done]).update(sent_at=Now())
+                self._note_full(using, {row.name for row in done}, refused)
         return len(published)
 
     def _next(self, using: str) -> list[Event]:
@@ -171,7 +175,9 @@ class Publisher(amqp.Link):
     def _tell(self, using: str, stopping: threading.Event) -> None:
         """Say how far each name is, so that who is behind hears of it: at once, and then ever more rarely."""
         self.open()
-        for source, name, number in positions(using):
+        with turn():
+            told = positions(using)
+        for source, name, number in told:
             source = amqp.source_of(source, using)
             last, due, pause = self._told.get((source, name), (0, 0.0, TELL))
             if number != last:

@@ -31,6 +31,7 @@ from jobs.contrib.event_broker.wire import Message
 from jobs.events.models import PARKED, Event, Subscription
 from jobs.events.relay import matches, periods
 from jobs.store import databases
+from jobs.store.shared import turn
 
 #: Messages of one transaction, and how many the broker sends ahead.
 CHUNK, AHEAD = 200, 400
@@ -102,6 +103,7 @@ class Receiver(amqp.Link):
         super().close()
         self._control.close()
 
+    @turn()
     def _wanted(self) -> set[str]:
         rows = Subscription.objects.using(databases.home()).filter(service=service())
         return set(rows.values_list("pattern", flat=True))
@@ -137,7 +139,8 @@ class Receiver(amqp.Link):
         """
         while self._arrived:
             self._store()
-        inbox.put_aside(self._app, databases.home(), exc)
+        with turn():
+            inbox.put_aside(self._app, databases.home(), exc)
         self.channel.basic_ack(self._tag + 1)
 
     def _store(self) -> None:
@@ -152,6 +155,7 @@ class Receiver(amqp.Link):
         self.channel.basic_ack(messages[-1].delivery_info["delivery_tag"], multiple=True)
         self._gaps.look()
 
+    @turn()
     def take(self, deliveries: Sequence[inbox.Delivery]) -> None:
         """Write and hear what came, or raise what says that the database is away."""
         for said in inbox.store(self._app, databases.home(), deliveries):
@@ -205,6 +209,7 @@ class Gaps:
             why = f"{source} has them no longer" if says["is_lost"] else ""
             self._skip(source, says["name"], min(says["number"], question.last), why)
 
+    @turn()
     def look(self) -> None:
         """Ask for what is missing, or go on where nothing is missing any more."""
         behind = Q(gap_since__isnull=False)

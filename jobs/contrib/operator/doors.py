@@ -13,16 +13,12 @@ FIRST, INTERVAL = 1.0, 20.0
 
 
 def count(stopping: Event, attempt: Attempt) -> None:
-    from django.db import connections
-
     from jobs.contrib.operator.statistics import Count
     from jobs.lifecycle.worker_state import worker_state
 
     counting, pause = Count(lambda: worker_state.node), FIRST
     while not stopping.wait(pause):
         attempt(counting.run_once)
-        # Not for the pause.
-        connections.close_all()
         pause = INTERVAL
 
 

@@ -33,11 +33,13 @@ from jobs.contrib.why import waiting
 from jobs.contrib.why.explain import explain
 from jobs.lifecycle import claims, transitions
 from jobs.lifecycle.transitions import now_plus
+from jobs.lifecycle.wakeups import Wakeup
 from jobs.lifecycle.worker_state import worker_state
 from jobs.maintenance import clock
 from jobs.models import Job, Limit, RateLimiter
 from jobs.store import databases
 from jobs.store.base import Claim
+from jobs.worker.runner import Runner
 from tests import tasks
 from tests.contrib.limits import tasks as bodies
 from tests.contrib.limits.claiming import QUEUE, claim, end, take
@@ -179,6 +181,32 @@ def test_what_is_held_in_one_queue_is_let_in_by_the_workers_of_another():
     RateLimiter.objects.update(look_at=1.0)
     assert take() == []
     assert Job.objects.filter(state="ready", held=None).count() == 2
+
+
+def test_a_process_of_many_queues_lets_in_what_is_held():
+    """It asks which queues have something, and what is held waits in none."""
+    worker_state.queues = [QUEUE, "others"]
+    bodies.two_at_once.delay("a")
+    Job.objects.update(held=True)
+    RateLimiter.objects.create(pk=Job.objects.get().limit_key, next_at=0, last_at=0, look_at=databases.epoch("default"))
+    worker_state.holds = True
+    runner = Runner(current_app._get_current_object(), "here")
+    assert runner.run_batch()
+    runner.slot.free()
+    assert Job.objects.get().state == "succeeded"
+
+
+def test_an_idle_process_asks_nothing_after_its_last_job(monkeypatch):
+    """Each job of a limit woke another process, which looked with six statements, though all of them were busy."""
+    monkeypatch.setattr(Runner, "wakeup", Wakeup())
+    worker_state.queues = [QUEUE]
+    bodies.two_at_once.delay_many([(name,) for name in range(60)])
+    runner = Runner(current_app._get_current_object(), "here")
+    while runner.run_batch():
+        pass
+    runner.slot.free()
+    assert not Job.objects.exclude(state="succeeded").exists()
+    assert not runner.wakeup.wait(0)
 
 
 def test_a_queue_has_its_own_limit(settings):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import struct
 import termios
 import time
@@ -190,3 +191,40 @@ def test_a_job_that_comes_alone_costs_three_claims_however_many_workers_wait(loo
     assert claims < 4 * 20
     assert len(nodes) >= min(count, 3), "they take turns"
     assert others > 0
+
+
+# Connections
+
+
+def sessions() -> int:
+    """How many there are for longer than a moment."""
+    found = []
+    with connection.cursor() as cursor:
+        for _ in range(4):
+            cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")
+            found.append(cursor.fetchone()[0])
+            time.sleep(0.05)
+    return min(found)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("pool", [None, {"min_size": 1, "max_size": 2, "timeout": 5}], ids=["kept", "pool"])
+def test_a_worker_needs_no_more_connections_than_the_documentation_says(pool, settings):
+    """For each process that runs jobs one; for the supervisor three, whatever is installed."""
+    if connection.vendor != "postgresql":
+        pytest.skip("PostgreSQL only")
+    # Nobody is there: its threads look for events all the same.
+    more = {"EVENT_BROKER": "amqp://127.0.0.1:1//", "SERVICE": "shop", "PRUNE_INTERVAL": 0.5, "RETENTION": 0.5}
+    settings.JOBS = {**JOBS, **more}
+    options = {**connection.settings_dict["OPTIONS"], "pool": pool}
+    env = {} if pool is None else {"JOBS_TEST_DATABASE": json.dumps({"OPTIONS": options, "CONN_MAX_AGE": 0})}
+    before, most = sessions(), 0
+    with Worker(concurrency=2, **env) as worker:
+        for _ in range(5):
+            tasks.effect.delay_many([(number,) for number in range(200)])
+            while Job.objects.exclude(state="succeeded").exists():
+                most = max(most, sessions() - before)
+            wait_heartbeats(worker.node.pk)
+            most = max(most, sessions() - before)
+    # The main process has two for jobs://, and this test one to look at beats. With a pool each process has one.
+    assert most <= 2 + 1 + (2 if pool is None else 2 * 2) + 3

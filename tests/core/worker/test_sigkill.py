@@ -126,29 +126,6 @@ def test_a_small_pool_of_connections_is_enough_to_give_jobs_back(tmp_path, most)
         assert "couldn't get a connection" not in worker.text()
 
 
-@pytest.mark.core
-@pytest.mark.parametrize("pool", [None, {"min_size": 1, "max_size": 2, "timeout": 5}], ids=["kept", "pool"])
-def test_a_worker_needs_no_more_connections_than_the_documentation_says(pool):
-    """For each process that runs jobs one; for the supervisor as docs/howto/databases.md counts them."""
-    if connection.vendor != "postgresql":
-        pytest.skip("PostgreSQL only")
-
-    def sessions():
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")
-            return cursor.fetchone()[0]
-
-    before = sessions()
-    with Worker(concurrency=2, JOBS_TEST_DATABASE=with_pool(pool)) as worker:
-        most = 0
-        for _ in range(3):
-            wait_ended(*(job.id for job in tasks.effect.delay_many([(n,) for n in range(200)])))
-            wait_heartbeats(worker.node.pk)
-            most = max(most, sessions() - before)
-    # The main process has two for jobs://, and this test one to look at beats. With a pool each process has one.
-    assert most <= 2 + 1 + (2 * 1 + 8 if pool is None else 2 * 2 + 4)
-
-
 @pytest.mark.slow
 def test_whole_worker_killed_and_restarted(tmp_path):
     started, gate = tmp_path / "started", tmp_path / "gate"
