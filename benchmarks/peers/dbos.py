@@ -6,14 +6,13 @@ between the commit and the note of the step does it again.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
-from benchmarks.peers.peer import Peer, truncate
+from benchmarks.peers.peer import Peer, database_url, truncate
 
 QUEUE = "workflows"
 
@@ -28,7 +27,7 @@ class Dbos(Peer):
     def client(self) -> Any:
         from dbos import DBOSClient
 
-        return DBOSClient(system_database_url=url())
+        return DBOSClient(system_database_url=database_url())
 
     def task(self, body: Callable[[int], None]) -> Any:
         return body
@@ -41,7 +40,7 @@ class Dbos(Peer):
         if self.is_exact:
             import sqlalchemy
 
-            source = SQLAlchemyDatasource.create(url())
+            source = SQLAlchemyDatasource.create(database_url())
             insert = sqlalchemy.text("INSERT INTO project_user (email, is_welcomed) VALUES (:email, false)")
 
             @source.transaction(isolation_level="READ COMMITTED")
@@ -63,19 +62,17 @@ class Dbos(Peer):
         for number in numbers:
             self.client.enqueue({"workflow_name": task, "queue_name": QUEUE}, number)
 
-    def purge(self) -> None:
+    def install(self) -> None:
         from dbos import DBOS
 
-        DBOS.migrate(url())
+        DBOS.migrate(database_url())
+
+    def purge(self) -> None:
         noted = ["dbos.datasource_outputs"] if self.is_exact else []
         truncate(["dbos.workflow_status", "dbos.operation_outputs", *noted])
 
     def workers(self, processes: int) -> list[list[str]]:
         return [[sys.executable, "-m", "benchmarks.peers.dbos", str(each)] for each in range(processes)]
-
-
-def url() -> str:
-    return os.environ["BENCH_DATABASE_URL"].replace("postgres://", "postgresql://")
 
 
 def _work(number: str) -> None:
@@ -84,7 +81,14 @@ def _work(number: str) -> None:
     import django
     from dbos import DBOS
 
-    DBOS(config={"name": "benchmarks", "system_database_url": url(), "executor_id": number, "log_level": "WARNING"})
+    DBOS(
+        config={
+            "name": "benchmarks",
+            "system_database_url": database_url(),
+            "executor_id": number,
+            "log_level": "WARNING",
+        }
+    )
     django.setup()
     import benchmarks.project.tasks  # noqa: F401
 
