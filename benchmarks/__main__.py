@@ -58,8 +58,7 @@ def _run(plan: Plan, has_slow_commits: bool) -> report.Report:
         about = machine.describe(Path(scratch)) | {"has_slow_commits": has_slow_commits}
         run = Run(plan, running, Path(scratch))
         run.go()
-        packages = ["Django", *dict.fromkeys(package for peer in takers for package in peer.packages)]
-        versions = machine.versions(packages) | running.versions()
+        versions = run.versions | running.versions()
     return report.Report(
         at=at,
         is_quick=plan.is_quick,

@@ -18,6 +18,7 @@ def main(name: str, options: str) -> None:
             from django.core.management import call_command
 
             call_command("migrate", run_syncdb=True, verbosity=0)
+            scene.peer.install()
             return
         found = FIGURES[name].measure(scene, **json.loads(options))
     sys.stdout.write(json.dumps(found) + "\n")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
+import sys
 import time
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
@@ -48,6 +50,7 @@ def sync_time(directory: Path, times: int = 200) -> int:
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
+    """Those of this Python, and of the packages that it has."""
     found = {"Python": platform.python_version()}
     for package in packages:
         try:
@@ -60,3 +63,7 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
 def _first(path: str, pattern: str) -> str | None:
     match = re.search(pattern, Path(path).read_text())
     return match.group(1).strip() if match else None
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(versions(sys.argv[1:])))

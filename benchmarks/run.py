@@ -22,6 +22,9 @@ from tests.helpers.servers import Postgres, die_with_parent
 
 ROOT = Path(__file__).parent.parent
 
+#: It runs all cells: no peer has a faster Python than the others.
+PYTHON = os.path.abspath(os.environ.get("BENCH_PYTHON_NEWER") or sys.executable)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -75,6 +78,7 @@ class Run:
     directory: Path
     samples: Samples = field(default_factory=Samples)
     rounds: int = 0
+    versions: dict[str, str] = field(default_factory=dict)
     _urls: dict[str, str] = field(default_factory=dict)
     _lasted: dict[tuple[str, str, str], float] = field(default_factory=dict)
     _kept: list[int] = field(default_factory=list)
@@ -120,9 +124,17 @@ class Run:
 
     def _prepare(self) -> None:
         """Make a database for each peer. A peer without one takes no part."""
-        for name in self.plan.all_takers():
-            peer = PEERS[name]
+        takers = [PEERS[name] for name in self.plan.all_takers()]
+        packages = ["Django", *dict.fromkeys(package for peer in takers for package in peer.packages)]
+        asked = subprocess.run(
+            [PYTHON, "-m", "benchmarks.machine", *packages], cwd=ROOT, stdout=subprocess.PIPE, check=True
+        )
+        self.versions = json.loads(asked.stdout)
+        for peer in takers:
+            name = peer.name
             try:
+                if missing := [package for package in peer.packages[:1] if package not in self.versions]:
+                    raise RuntimeError(f"{missing[0]} is not installed: benchmarks/README.md says how")
                 for server in peer.servers() & self.servers.missing.keys():
                     raise RuntimeError(self.servers.missing[server])
                 url = self._create_database(peer)
@@ -186,7 +198,7 @@ class Run:
             "DJANGO_SETTINGS_MODULE": "benchmarks.project.settings",
             "PYTHONPATH": str(ROOT),
         }
-        command = die_with_parent(sys.executable, "-m", "benchmarks.cell", *arguments)
+        command = die_with_parent(PYTHON, "-m", "benchmarks.cell", *arguments)
         with log.open("wb") as err:
             process = subprocess.Popen(
                 command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=err, start_new_session=True

@@ -15,7 +15,8 @@ class Bulk(Figure):
     title = "Bulk"
     about = (
         "10,000 jobs in one `atomic()`, up to and with the commit and what is published after it: `delay_many` "
-        "of jobs, `batch_defer` of Procrastinate, loops of the others."
+        "of jobs, `batch_defer` of Procrastinate, `enqueue` of PgQueuer with lists, `enqueue_many` of Oban and "
+        "django-ox, loops of the others. awa's COPY goes over a connection of its own, outside of the transaction."
     )
     columns = (
         Column(key="seconds", title="seconds", digits=2),

@@ -22,7 +22,8 @@ class Drain(Figure):
         "the first and the last completion; who is not done after the time is measured by what it did. *idem* "
         "locks a row, looks, writes and commits; *empty* only notes that it ran. `bare` are two processes that "
         "do nothing but the body. The body is the same for all: where the queue has its own transaction around it, as "
-        "jobs have, its `atomic()` is a savepoint."
+        "jobs have, its `atomic()` is a savepoint. Oban, PgQueuer and awa run *empty* in their event loop, and *idem* "
+        "in two threads of each process."
     )
     columns = (
         Column(key="idem_per_s", title="idem, jobs/s", better="more", is_drawn=True),
@@ -64,6 +65,8 @@ class Drain(Figure):
             says="empty, beside bare Celery on Redis",
         ),
         Goal(figure="drain", key="noop_per_s", against=("django-q2",), least=2.0, says="empty, beside Django-Q2"),
+        Goal(figure="drain", key="idem_per_s", against=("oban",), least=1.15, says="idem, beside Oban"),
+        Goal(figure="drain", key="noop_per_s", against=("oban",), least=0.8, says="empty, beside Oban"),
     )
     peers = ("bare", *CALLERS, *KEPT, "celery-redis-results")
     more_peers = OURS

@@ -55,7 +55,7 @@ class Figure:
 #: Other ways to run our own queue.
 OURS = ("jobs-rabbitmq", "jobs-alone")
 
-TRANSACTIONAL = ("procrastinate", "django-tasks-db", "django-q2")
+TRANSACTIONAL = ("procrastinate", "oban", "pgqueuer", "awa", "django-tasks-db", "django-ox", "django-q2")
 
 #: One peer for each way to enqueue. Kept connections make no difference there.
 CALLERS = (

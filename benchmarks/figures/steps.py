@@ -18,7 +18,7 @@ class Steps(Figure):
     name = "steps"
     title = "Steps"
     about = (
-        f"Workflows of {STEPS} steps that each write one row, by two processes. DBOS runs many of them at once in each "
+        f"Workflows of {STEPS} steps that each write one row, by two processes. DBOS runs 50 of them at once in each "
         "process, in threads; ours runs one. Its transactions are committed with the note that they are done, its "
         f"steps are not. Ours also: tasks of {MANY} such steps, and jobs that write one row and nothing else. A step "
         "is one commit with its row, and so is a job."

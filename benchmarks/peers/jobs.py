@@ -15,12 +15,11 @@ from benchmarks.peers.peer import Peer, broker_url, flush_redis, truncate
 class Jobs(Peer):
     is_transactional: ClassVar[bool] = True
     has_workflows: ClassVar[bool] = True
+    has_async: ClassVar[bool] = True
     packages: ClassVar[tuple[str, ...]] = ("celery", "kombu", "psycopg")
 
     #: Whether its events go over the broker.
     is_service: bool = False
-    #: How many async bodies a process runs at once; 0: as many as it does.
-    at_once: int = 0
 
     def settings(self) -> dict[str, Any]:
         from jobs.conf import celery_settings
@@ -40,7 +39,7 @@ class Jobs(Peer):
     def app_settings(self) -> dict[str, Any]:
         return {}
 
-    def task(self, body: Callable[[int], None]) -> Any:
+    def task(self, body: Callable[[int], Any]) -> Any:
         from benchmarks.project.celery import app
 
         return app.task(body)

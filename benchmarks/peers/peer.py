@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any, ClassVar
 
 
@@ -24,6 +28,9 @@ class Peer:
     #: The most jobs of a drain: about as many as it can do in the time.
     drained: int = 10_000
 
+    #: How many async bodies a process runs at once; 0: as many as it does.
+    at_once: int = 0
+
     #: What it is, if its name does not say so.
     about: str = ""
 
@@ -33,7 +40,13 @@ class Peer:
     #: Whether it has tasks of several steps (:meth:`workflow`).
     has_workflows: ClassVar[bool] = False
 
-    #: The versions of these distributions are reported with its figures.
+    #: Whether its bodies can be ``async def``.
+    has_async: ClassVar[bool] = False
+
+    #: Whether all of its bodies run in an event loop.
+    is_async: ClassVar[bool] = False
+
+    #: The versions of these distributions are reported with its figures. It takes no part without the first one.
     packages: ClassVar[tuple[str, ...]] = ()
 
     def servers(self) -> set[str]:
@@ -43,7 +56,10 @@ class Peer:
         """Its Django settings; its ``INSTALLED_APPS`` are added to those of the project."""
         return {}
 
-    def task(self, body: Callable[[int], None]) -> Any:
+    def install(self) -> None:
+        """Make what it needs in the database and has no migrations of Django's for."""
+
+    def task(self, body: Callable[[int], Any]) -> Any:
         """The decorator that makes a task of a function."""
         raise NotImplementedError
 
@@ -70,6 +86,26 @@ class Peer:
 
 def manage(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "django", *arguments]
+
+
+def database_url() -> str:
+    return os.environ["BENCH_DATABASE_URL"].replace("postgres://", "postgresql://")
+
+
+#: Django has a connection for each thread.
+_threads = ThreadPoolExecutor(2)
+
+
+def in_loop(body: Callable[[int], Any]) -> Callable[[int], Awaitable[None]]:
+    """The body for a queue that runs in an event loop: a plain function runs in a thread, of which there are two."""
+    if inspect.iscoroutinefunction(body):
+        return body
+
+    @wraps(body)
+    async def run(number: int) -> None:
+        await asyncio.get_running_loop().run_in_executor(_threads, body, number)
+
+    return run
 
 
 def broker_url(broker: str) -> str:

@@ -13,12 +13,13 @@ from benchmarks.peers.peer import Peer, manage, truncate
 class Procrastinate(Peer):
     drained: int = 2_500
     is_transactional: ClassVar[bool] = True
+    has_async: ClassVar[bool] = True
     packages: ClassVar[tuple[str, ...]] = ("procrastinate",)
 
     def settings(self) -> dict[str, Any]:
         return {"INSTALLED_APPS": ["procrastinate.contrib.django"]}
 
-    def task(self, body: Callable[[int], None]) -> Any:
+    def task(self, body: Callable[[int], Any]) -> Any:
         from procrastinate.contrib.django import app
 
         return app.task(body)
@@ -33,7 +34,11 @@ class Procrastinate(Peer):
         truncate(f"procrastinate_{name}" for name in ("jobs", "events", "workers", "periodic_defers"))
 
     def workers(self, processes: int) -> list[list[str]]:
-        return [manage("procrastinate", "worker", "--concurrency", "1") for _ in range(processes)]
+        at_once = str(self.at_once or 1)
+        return [manage("procrastinate", "worker", "--concurrency", at_once) for _ in range(processes)]
 
 
-PEERS = (Procrastinate(name="procrastinate"),)
+PEERS = (
+    Procrastinate(name="procrastinate"),
+    Procrastinate(name="procrastinate-async", at_once=1000, about="1,000 async bodies at once in each process"),
+)

@@ -6,6 +6,7 @@ from django.conf import settings
 from django.db import transaction
 
 from benchmarks.completions import record
+from benchmarks.project import waiting
 from benchmarks.project.models import User
 
 
@@ -42,9 +43,13 @@ TASKS = {"noop": noop, "idem": idem, "row": row}
 if settings.PEER.has_workflows:
     TASKS |= {f"steps_{steps}": settings.PEER.workflow(steps, write) for steps in (5, 10, 50)}
 
+if settings.PEER.has_async or settings.PEER.is_async:
+    TASKS |= {"waits": settings.PEER.task(waiting.waits), "anoop": settings.PEER.task(waiting.anoop)}
+
+if settings.PEER.is_async:
+    # It never blocks, so nobody would run it in a thread.
+    TASKS["noop"] = TASKS["anoop"]
+
 if "jobs" in settings.INSTALLED_APPS:
     import benchmarks.project.events
     import benchmarks.project.waits  # noqa: F401
-    from benchmarks.project import waiting
-
-    TASKS |= {"waits": waiting.waits, "anoop": waiting.anoop}

@@ -1,11 +1,9 @@
-"""Async bodies: they wait for an answer over loopback HTTP, many at once, or do nothing. Only jobs have them."""
+"""Async bodies: they wait for an answer over loopback HTTP, many at once, or do nothing."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-
-from celery import shared_task
 
 from benchmarks.completions import record
 
@@ -20,14 +18,12 @@ async def ask() -> bytes:
         writer.close()
 
 
-@shared_task
 async def waits(number: int) -> None:
     """Note the completion when the answer is there."""
     await ask()
     record(number)
 
 
-@shared_task
 async def anoop(number: int) -> None:
     """As ``noop``."""
     record(number)
