@@ -66,7 +66,7 @@ class Drain(Figure):
         Goal(figure="drain", key="noop_per_s", against=("django-q2",), least=2.0, says="empty, beside Django-Q2"),
     )
     peers = ("bare", *CALLERS, *KEPT, "celery-redis-results")
-    more_peers = OURS
+    more_peers = (*OURS, "jobs-relaxed", "jobs-grouped")
     quick_peers = ("bare", "jobs", "celery-redis", "celery-redis-kept", "django-q2", "dramatiq-rabbitmq")
     parts = (
         {"body": "idem", "number": 10_000, "seconds": 4.5},
