@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -17,7 +18,7 @@ from jobs.lifecycle.run import Run
 from jobs.lifecycle.worker_state import OLD, worker_state
 from jobs.models import Job
 from jobs.models.columns import ADDED
-from jobs.worker.runner import Runner, let_go
+from jobs.worker.runner import WEIGHT, Runner, let_go
 
 #: Seconds that the bodies of a group are expected to take, and how many they are, at the most.
 GROUP_TIME, MOST = 0.02, 100
@@ -37,6 +38,8 @@ class GroupingRunner(Runner):
         super().__init__(*args, **kwargs)
         #: How many jobs of this claim run alone from here on.
         self._alone = 0
+        #: For each task how many seconds its body takes in a group: without a commit, which may be most of a run alone.
+        self._bodies: dict[str, float] = {}
         #: Of each task whose groups rolled back: how often in a row, and until when it runs alone.
         self._broken: dict[str, tuple[int, float]] = {}
 
@@ -68,6 +71,9 @@ class GroupingRunner(Runner):
             self._broken.pop(task, None)
         share = (time.monotonic() - began) / len(done)
         for member in done:
+            name = member.run.job.task
+            mean = self._bodies.get(name, member.took)
+            self._bodies[name] = mean + WEIGHT * (member.took - mean)
             self._go(member.run, partial(member.tell, share=share))
             if member.run.told is not None:
                 let_go(member.run.told)
@@ -77,11 +83,16 @@ class GroupingRunner(Runner):
         """How many of a claim, from this one on, run together."""
         used, count, now = 0.0, 0, time.monotonic()
         for job in jobs[index : index + MOST]:
-            used += self._means.get(job.task, GROUP_TIME)
+            used += self._expected(job.task)
             if used > GROUP_TIME or not self._fits(job, now):
                 break
             count += 1
         return count
+
+    def _expected(self, task: str) -> float:
+        """How many seconds a body takes; of one that was in no group yet it is not known: two of it fit into one."""
+        mean = self._means.get(task)
+        return math.inf if mean is None else min(mean, self._bodies.get(task, GROUP_TIME / 2))
 
     def _fits(self, job: Job, now: float) -> bool:
         task = self.app.tasks.get(job.task)
@@ -107,7 +118,7 @@ class GroupingRunner(Runner):
         until = time.monotonic() + GROUP_TIME
         for number, job in enumerate(jobs):
             if number and (
-                time.monotonic() + self._means[job.task] > until
+                time.monotonic() + self._expected(job.task) > until
                 or worker_state.stopping_for is not None
                 or worker_state.stock_waits
                 or self._is_wanted()

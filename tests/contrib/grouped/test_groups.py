@@ -401,12 +401,29 @@ def test_a_job_that_was_in_trouble_runs_alone(runner, groups, columns):
 
 
 def test_a_group_takes_no_more_time_than_it_may(runner, groups, monkeypatch):
-    monkeypatch.setattr("jobs.contrib.grouped.runner.GROUP_TIME", 0.0045)
-    runner._means = {empty.name: 0.001}
-    monkeypatch.setattr(runner, "_learn", lambda *given: None)
+    monkeypatch.setattr("jobs.contrib.grouped.runner.GROUP_TIME", 4.5)
+    monkeypatch.setattr(runner, "_expected", lambda task: 1.0)
     empty.delay_many([()] * 10)
     assert runner.run_batch()
     assert groups == [4, 4, 2]
+
+
+def test_a_commit_that_takes_long_is_no_reason_to_run_alone(runner, groups, monkeypatch):
+    """Alone a job takes as long as its commit; what counts is how long its body takes."""
+    monkeypatch.setattr("jobs.contrib.grouped.runner.GROUP_TIME", 0.5)
+    runner._means[empty.name] = 0.4
+    empty.delay_many([()] * 20)
+    assert runner.run_batch()
+    assert groups == [2, 18]
+
+
+def test_bodies_that_take_long_run_alone(runner, groups, monkeypatch):
+    monkeypatch.setattr("jobs.contrib.grouped.runner.GROUP_TIME", 0.02)
+    runner._means[empty.name] = runner._bodies[empty.name] = 0.015
+    monkeypatch.setattr(runner, "_learn", lambda *given: None)
+    empty.delay_many([()] * 4)
+    assert runner.run_batch()
+    assert groups == []
 
 
 def test_a_group_of_relaxed_tasks_is_relaxed_and_of_others_is_not(runner, monkeypatch):
