@@ -69,7 +69,7 @@ class Drain(Figure):
         Goal(figure="drain", key="noop_per_s", against=("oban",), least=0.8, says="empty, beside Oban"),
     )
     peers = ("bare", *CALLERS, *KEPT, "celery-redis-results")
-    more_peers = OURS
+    more_peers = (*OURS, "jobs-relaxed", "jobs-grouped")
     quick_peers = ("bare", "jobs", "celery-redis", "celery-redis-kept", "django-q2", "dramatiq-rabbitmq")
     parts = (
         {"body": "idem", "number": 10_000, "seconds": 4.5},

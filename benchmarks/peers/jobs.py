@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from benchmarks.peers.peer import Peer, broker_url, flush_redis, truncate
@@ -20,6 +20,8 @@ class Jobs(Peer):
 
     #: Whether its events go over the broker.
     is_service: bool = False
+    #: More options of its tasks.
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def settings(self) -> dict[str, Any]:
         from jobs.conf import celery_settings
@@ -42,7 +44,7 @@ class Jobs(Peer):
     def task(self, body: Callable[[int], Any]) -> Any:
         from benchmarks.project.celery import app
 
-        return app.task(body)
+        return app.task(**self.options)(body)
 
     def workflow(self, steps: int, write: Callable[[int, int], None]) -> Any:
         from benchmarks.completions import record
@@ -82,6 +84,8 @@ PEERS = (
     Jobs(name="jobs-rabbitmq", broker="rabbitmq"),
     Jobs(name="jobs-services", broker="rabbitmq", is_service=True, about="two services, each with its own database"),
     Jobs(name="jobs-alone", about="without a broker"),
+    Jobs(name="jobs-relaxed", broker="redis", about="synchronous_commit=False", options={"synchronous_commit": False}),
+    Jobs(name="jobs-grouped", broker="redis", about="grouped=True", options={"grouped": True}),
     Jobs(name="jobs-async", broker="redis", at_once=1000, about="1,000 async bodies at once in each process"),
     Jobs(name="jobs-full", broker="redis", about="a table full of finished jobs, and of others that wait"),
     Jobs(name="jobs-sqlite", database="sqlite", about="without a broker", drained=5_000),

@@ -221,7 +221,7 @@ def _perform(run: Run) -> Steps:
         run.request.update(request.given(run.job))
         match _raised(run) if run.body is not None and not run.is_atomic else _attempt(run):
             case Committed(source, struck):
-                return _tell(run, source, struck)
+                return tell(run, source, struck)
             case Conflict(exc) if (pause := next(pauses, None)) is not None:
                 log(logging.INFO, run.job, f"runs again: {exc}", "conflict")
                 # What the body held goes before it begins again.
@@ -271,23 +271,11 @@ def _attempt(run: Run) -> Committed | Conflict | Lost | Raised:
                 if source is not None:
                     run.result = decoded(source.result)
                 else:
-                    if run.body is None:
-                        run.began = time.monotonic()
-                    try:
-                        run.slot.enter(BODY)
-                        run.result = (run.body or task.own_call or task.run)(*args, **kwargs)
-                        if isinstance(run.result, Commit):
-                            run.result = run.result.within(run.is_atomic)
-                    except Replaced as exc:
-                        run.replacement = exc.signature
-                    finally:
-                        run.slot.enter(NAMED)
-                    if run.result is not None:
-                        _check_returned(run.result)
+                    call_body(run, args, kwargs)
                 if run.planned:
                     # retry(throw=False) and a normal return.
                     raise Retry(exc=None, when=None)
-                _look_after(run)
+                look_after(run)
                 if not run.is_atomic:
                     # The body's work is committed: what the database refuses from now on is not its failure.
                     reached = "commit"
@@ -315,6 +303,23 @@ def _attempt(run: Run) -> Committed | Conflict | Lost | Raised:
     except BaseException as exc:
         return _came_of(run, exc, reached, is_lost, source)
     return Committed(source)
+
+
+def call_body(run: Run, args: Any, kwargs: Any) -> None:
+    """Call the body, where a soft time limit strikes; ``run.result`` or ``run.replacement`` is what it returned."""
+    if run.body is None:
+        run.began = time.monotonic()
+    try:
+        run.slot.enter(BODY)
+        run.result = (run.body or run.task.own_call or run.task.run)(*args, **kwargs)
+        if isinstance(run.result, Commit):
+            run.result = run.result.within(run.is_atomic)
+    except Replaced as exc:
+        run.replacement = exc.signature
+    finally:
+        run.slot.enter(NAMED)
+    if run.result is not None:
+        _check_returned(run.result)
 
 
 def _is_lost(run: Run, exc: BaseException) -> bool:
@@ -358,7 +363,7 @@ def _came_of(
 _NOTHING = nullcontext()
 
 
-def _tell(run: Run, source: Job | None, struck: BaseException | None) -> Any:
+def tell(run: Run, source: Job | None, struck: BaseException | None) -> Any:
     """The job has succeeded; what is returned or raised is for Celery."""
     if struck is None:
         reach("after_commit")
@@ -402,7 +407,7 @@ def _check_returned(result: Any) -> None:
         )
 
 
-def _look_after(run: Run) -> None:
+def look_after(run: Run) -> None:
     """See that the connection that a body leaves behind can carry its completion; if not, its work is lost."""
     if run.is_atomic:
         if databases.is_interrupted(run.using):

@@ -36,9 +36,7 @@ def trace(run: Run, call: Generator[float | None, None, Any]) -> Generator[float
     Parameters:
         call: the steps in which it runs; they return the result, or raise what else came of it.
     """
-    task, request = run.task, run.request
-    push_current_task(task)
-    task.request_stack.push(request)
+    enter(run)
     try:
         try:
             run.result = yield from call
@@ -47,20 +45,36 @@ def trace(run: Run, call: Generator[float | None, None, Any]) -> Generator[float
         else:
             tell_success(run)
     finally:
-        # Without a state the process was told to end, or nobody could be told what came of it.
-        value = run.told if run.told is not None else run.result
+        end(run)
+
+
+def enter(run: Run) -> None:
+    """The task is Celery's current one, and has this request, until :func:`leave`."""
+    push_current_task(run.task)
+    run.task.request_stack.push(run.request)
+
+
+def leave(run: Run) -> None:
+    pop_current_task()
+    run.task.request_stack.pop()
+
+
+def end(run: Run) -> None:
+    """Celery is told what came of it, and leaves the task."""
+    task, request = run.task, run.request
+    # Without a state the process was told to end, or nobody could be told what came of it.
+    value = run.told if run.told is not None else run.result
+    try:
+        about = {"args": request.args, "kwargs": request.kwargs, "retval": value, "state": run.state}
+        signals.task_postrun.send(sender=task, task_id=request.id, task=task, **about)
+    finally:
+        leave(run)
         try:
-            about = {"args": request.args, "kwargs": request.kwargs, "retval": value, "state": run.state}
-            signals.task_postrun.send(sender=task, task_id=request.id, task=task, **about)
-        finally:
-            pop_current_task()
-            task.request_stack.pop()
-            try:
-                if run.tells_backend:
-                    task.backend.process_cleanup()
-                task.app.loader.on_process_cleanup()
-            except Exception as exc:
-                celery_logger.error("Process cleanup failed: %r", exc, exc_info=True)
+            if run.tells_backend:
+                task.backend.process_cleanup()
+            task.app.loader.on_process_cleanup()
+        except Exception as exc:
+            celery_logger.error("Process cleanup failed: %r", exc, exc_info=True)
 
 
 def begin(run: Run) -> None:

@@ -103,11 +103,26 @@ def succeed(job: Job, result: Any, runtime: float, source: Job | None = None, is
     # The body may have caught an error that its transaction did not survive.
     at.connection.validate_no_broken_transaction()
     if done := at.succeed(job, result, runtime, is_synced) if source is None else at.succeed_as(job, result, source):
-        job.__dict__.update(state=State.SUCCEEDED, result=result, error=None)
-        # Read from the row when somebody asks for them.
-        for computed in ("finished_at", "started_at", "replay_of"):
-            job.__dict__.pop(computed, None)
+        note_success(job, result)
     return done
+
+
+def succeed_all(done: Sequence[tuple[Job, Any, float]], is_synced: bool) -> bool:
+    """The same of several runs in one transaction: job, result and runtime of each. False: not of all of them.
+
+    Race: the supervisor may have given one back. Then nothing of the transaction is committed.
+    """
+    at = store.of(str(done[0][0]._state.db))
+    at.connection.validate_no_broken_transaction()
+    return at.succeed_all(done, is_synced)
+
+
+def note_success(job: Job, result: Any) -> None:
+    """The row says so."""
+    job.__dict__.update(state=State.SUCCEEDED, result=result, error=None)
+    # Read from the row when somebody asks for them.
+    for computed in ("finished_at", "started_at", "replay_of"):
+        job.__dict__.pop(computed, None)
 
 
 def _finish(job: Job, **values: Any) -> bool:

@@ -315,6 +315,10 @@ class Store:
         """
         return self.succeed_as(job, result, None)
 
+    def succeed_all(self, done: Sequence[tuple[Job, Any, float]], is_synced: bool) -> bool:
+        """The same of several runs (job, result, runtime), at the end of their transaction; False: not of all."""
+        return all(self.succeed(*each) for each in done)
+
     def succeed_as(self, job: Job, result: Any, source: Job | None) -> bool:
         """The same of a run whose work another job had done before."""
         ours = owned(job).filter(~Exists(Cancellation.objects.using(self.using).filter(pk=job.pk)))

@@ -94,6 +94,21 @@ SELECT 1 / count(*) FROM done
 RELAXED = SUCCEED.replace("WHERE", f"{UNSYNCED}\n    WHERE", 1)
 _SUCCEED_TYPES = "json, float8, uuid, int, bigint"
 
+#: The same of several runs. Fewer rows than expected are an error: nothing of their transaction is committed.
+SUCCEED_ALL = f"""
+WITH done AS (
+    UPDATE jobs_job
+    SET state = 'succeeded', finished_at = statement_timestamp(), result = run.result, error = NULL,
+        started_at = statement_timestamp() - run.runtime * interval '1 second'
+    FROM json_to_recordset({{0}}) AS run(id uuid, lease int, token bigint, result json, runtime float8)
+    WHERE jobs_job.id = run.id AND {OWNED} AND jobs_job.lease = run.lease AND jobs_job.token = run.token
+      AND NOT EXISTS (SELECT 1 FROM jobs_cancellation WHERE job = run.id)
+    RETURNING 1
+)
+SELECT 1 / (count(*) = {{1}})::int FROM done
+"""
+ALL_RELAXED = SUCCEED_ALL.replace("FROM", f"{UNSYNCED},", 1)
+
 #: One round trip: the bound of the wait is set, holds for the INSERT, and is taken back.
 MARK = """
 WITH bound AS MATERIALIZED (
@@ -263,6 +278,12 @@ class PostgreSQL(base.Store):
         """The COMMIT goes with it, in one message to the server, if the transaction is the body's own."""
         values = json_literal(result), f"{runtime:.6f}", f"'{job.pk}'", str(job.lease), str(job.token)
         return self.write_last(_SUCCEED_TYPES, SUCCEED if is_synced else RELAXED, values, "after_completion")
+
+    def succeed_all(self, done: Sequence[tuple[Job, Any, float]], is_synced: bool) -> bool:
+        names = "id", "lease", "token", "result", "runtime"
+        rows = [(str(job.pk), job.lease, job.token, result, took) for job, result, took in done]
+        values = json_literal([dict(zip(names, row, strict=True)) for row in rows]), str(len(rows))
+        return self.write_last("json, int", SUCCEED_ALL if is_synced else ALL_RELAXED, values, "after_completion")
 
     def write_last(self, types: str, template: str, values: Sequence[str], point: str) -> bool:
         """Execute the last statement of a transaction, and send the COMMIT with it; False: the fence did not hold.

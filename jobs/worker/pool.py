@@ -16,6 +16,7 @@ from billiard.pool import EX_FAILURE, EX_OK
 from celery.concurrency import asynpool, prefork
 from django.db import connections
 
+from jobs import extensions
 from jobs.conf.logs import logger
 from jobs.lifecycle.wakeups import Wakeup, wakeup
 from jobs.lifecycle.worker_state import IDLE, worker_state
@@ -57,7 +58,8 @@ class _Claiming:
                 # Made late: by now the process has set its signals.
                 app, hostname = worker.initargs
                 is_wanted = lambda: bool(poll.poll(0))  # noqa: E731
-                runner = Runner(app, hostname, is_wanted, worker.maxtasks or 0, worker.max_memory_per_child or 0)
+                most, memory = worker.maxtasks or 0, worker.max_memory_per_child or 0
+                runner = extensions.instead(Runner)(app, hostname, is_wanted, most, memory)
                 runner.catch_soft_limits()
                 for each in beside.present:
                     each.start(app, hostname)
@@ -233,7 +235,7 @@ def threads(app: Any, hostname: str, count: int) -> list[threading.Thread]:
 
 
 def _run_in_thread(app: Any, hostname: str) -> None:
-    runner = Runner(app, hostname)
+    runner = extensions.instead(Runner)(app, hostname)
     try:
         while worker_state.stopping_for is None:
             try:

@@ -214,12 +214,18 @@ class Runner:
     def _run_all(self, jobs: list[Job]) -> None:
         claimed_at = time.monotonic()
         batch = jobs[0].token or 0
-        used = 0.0
-        for index, job in enumerate(jobs):
-            waiting = jobs[index + 1 :]
+        used, index = 0.0, 0
+        while index < len(jobs):
+            job = jobs[index]
             if index and (worker_state.stopping_for is not None or worker_state.stock_waits or self._is_wanted()):
                 self._hand_back_rest(job, batch)
                 return
+            if done := self._run_together(jobs, index, claimed_at):
+                index += done
+                self.slot.rest(BUSY, batch if index < len(jobs) else 0)
+                continue
+            index += 1
+            waiting = jobs[index:]
             task = self.app.tasks.get(job.task) or self._find(job)
             if not is_ours(task):
                 self._postpone(job)
@@ -239,6 +245,10 @@ class Runner:
             self.slot.rest(BUSY, batch if waiting else 0)
             if not waiting:
                 return
+
+    def _run_together(self, jobs: list[Job], index: int, claimed_at: float) -> int:
+        """Run some of a claim in one transaction, from this one on; returns how many it has finished."""
+        return 0
 
     def _find(self, job: Job) -> Any:
         """The task of a job that is not registered here, if an extension finds it."""
@@ -274,19 +284,23 @@ class Runner:
         is_safe = (task.atomic or task.is_fenced) and "lock" not in task.key_templates
         if (not is_safe or time.monotonic() - claimed_at > OLD) and not self._renew(job):
             return run
+        self._go(run, pipeline.run)
+        return run
+
+    def _go(self, run: Run, go: Callable[[Run], Any]) -> None:
+        """Run it, with what comes before and after in this process."""
         if tells := worker_state.wants_events:
             self._tell_events(celery_events.send_start, run)
-        pipeline.run(run)
+        go(run)
         took = time.monotonic() - run.entered
         if isinstance(run.told, finish.NotSettled):
-            self._unfinished.append(job)
+            self._unfinished.append(run.job)
         if tells:
             self._tell_events(celery_events.send_outcome, run, took)
-        if task.run_over is not None:
-            task.run_over(job)
+        if run.task.run_over is not None:
+            run.task.run_over(run.job)
         self._done += 1
-        self._learn(job.task, took, run.told)
-        return run
+        self._learn(run.job.task, took, run.told)
 
     def _tell_events(self, send: Callable[..., None], run: Run, *more: Any) -> None:
         """Events are news: what goes wrong with one, of a value that cannot be shown, say, does not end the process."""

@@ -172,6 +172,9 @@ def fast(examples: Examples) -> None:
     run_jobs()
     assert Import.objects.get(pk=source.pk).position == 1
     examples.run_settings()
+    examples.run().move.delay(source.pk)
+    run_jobs()
+    assert Import.objects.get(pk=source.pk).position == 2
 
 
 @reads("docs/howto/databases.md")

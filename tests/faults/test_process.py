@@ -199,8 +199,8 @@ def _handle_limit(key, how):
 
 @pytest.mark.parametrize("how", ["queries", "returns", "conflict"])
 @guard(Without("jobs.store.databases:is_lost", "False", call="is_interrupted"), case="queries")
-@guard(Without("jobs.execution.pipeline:_look_after", "False", call="databases.is_interrupted"), case="returns")
-@guard(Without("jobs.execution.pipeline:_look_after", "True", call="databases.is_idle"), case="returns")
+@guard(Without("jobs.execution.pipeline:look_after", "False", call="databases.is_interrupted"), case="returns")
+@guard(Without("jobs.execution.pipeline:look_after", "True", call="databases.is_idle"), case="returns")
 @guard(Without("jobs.store.databases:roll_back", "False", call="is_interrupted"), case="returns")
 @guard(Without("jobs.execution.pipeline:_what_struck", "exc"), case="conflict")
 def test_soft_time_limit_that_the_body_handles(ledger, how):

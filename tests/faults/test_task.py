@@ -94,8 +94,8 @@ def loses_its_link(key):
 
 
 @guard("jobs.store.databases:tidy")
-@guard(Without("jobs.execution.pipeline:_look_after", "False", call="databases.has_transaction"))
-@guard(Without("jobs.execution.pipeline:_look_after", "True", call="databases.is_idle"))
+@guard(Without("jobs.execution.pipeline:look_after", "False", call="databases.has_transaction"))
+@guard(Without("jobs.execution.pipeline:look_after", "True", call="databases.is_idle"))
 def test_connection_left_behind(ledger):
     """A body switches autocommit off, or begins a transaction, and returns: its work is rolled back, its job failed,
     and the next one is well. One that only lost its link, and returns, has done its work.

@@ -13,9 +13,12 @@ class Grouped(Extension):
     synchronous_commit (bool, default ``JOBS["SYNCHRONOUS_COMMIT"]``):
         With False the commit of its jobs does not wait for the disk (PostgreSQL). A crash of the server may undo the
         last ones, each whole, with its effects: they run again.
+    grouped (bool, default False):
+        Several bodies share one transaction, and one completion. For short bodies that touch nothing but the database.
     """
 
-    options = {"synchronous_commit": ("True or False", (bool,))}
+    options = {"synchronous_commit": ("True or False", (bool,)), "grouped": ("True or False", (bool,))}
+    instead = {"jobs.worker.runner.Runner": "jobs.contrib.grouped.runner.GroupingRunner"}
 
     def called(self, task: Any) -> None:
         # When all others have said what the task is.

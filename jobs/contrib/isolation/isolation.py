@@ -28,7 +28,7 @@ from django.db import connections
 
 from jobs.conf import conf
 from jobs.errors import NotIsolated, NotIsolatedWarning
-from jobs.lifecycle.run import current_job
+from jobs.lifecycle.run import current_run
 from jobs.models import tables
 from jobs.store import databases
 
@@ -55,6 +55,10 @@ TEXTS = {
         "give the task base=jobs.Task, or call its delay_on_commit()",
     ),
 }
+
+#: What stands for both cures in the body of a task with ``grouped=True``: what is allowed elsewhere may happen twice
+#: there whenever a neighbour fails.
+IN_GROUP = "leave grouped=True out of the task: if a neighbour of it fails, its body is rolled back and called again"
 
 #: What stands for both cures in a step of a durable task, and in its body outside of steps.
 IN_STEP = "make it a step of its own, with effect=True"
@@ -99,14 +103,16 @@ def isolation(mode: str | None = "raise", allow: Sequence[str] = ()) -> Iterator
 def check(kind: str, what: str) -> None:
     """Called where it is about to happen."""
     mode, allow = _mode()
-    if mode is None or kind in allow:
+    run = current_run()
+    is_grouped = run is not None and getattr(run.task, "grouped", False)
+    if mode is None or (kind in allow and not is_grouped):
         return
     outside = _outside.get()
     is_outside = outside is not None and outside()
     open_ones = [each.alias for each in connections.all(initialized_only=True) if databases.in_transaction(each.alias)]
     if not open_ones and not is_outside:
         return
-    job = current_job()
+    job = None if run is None else run.job
     if job is not None and any(fnmatchcase(job.task, pattern) for pattern in allow):
         return
     if is_outside:
@@ -115,8 +121,8 @@ def check(kind: str, what: str) -> None:
         where = f"inside of a transaction of the database {open_ones[0]!r}"
         wrong, cure, cure_of_body = TEXTS[kind]
         if job is not None:
-            cure = cure_of_body if outside is None else IN_STEP
-    names = [kind, *([job.task] if job else [])]
+            cure = IN_GROUP if is_grouped else cure_of_body if outside is None else IN_STEP
+    names = [*([] if is_grouped else [kind]), *([job.task] if job else [])]
     text = (
         f"{what} {where}: it {wrong}. Cure: {cure}. If it is all right, add {' or '.join(map(repr, names))} to "
         "JOBS['ISOLATION_ALLOW']"

@@ -31,6 +31,11 @@ def mails_by_itself():
     send_mail()
 
 
+@shared_task(grouped=True)
+def mails_in_a_group():
+    send_mail()
+
+
 @shared_task(base=celery.Task)
 def stock():
     """Left to Celery."""
@@ -150,3 +155,19 @@ def test_settings_say_so_for_all(settings):
 def test_another_mode_is_refused():
     with pytest.raises(ValueError, match="'raise' or 'warn'"), isolation("log"):
         pass
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_is_allowed_elsewhere_is_not_in_the_body_of_a_grouped_task(settings):
+    """A neighbour that fails has it happen again."""
+    mails_in_a_group.delay()
+    with isolation(allow=["mail", "jobs.*"]):
+        [job] = run_jobs(raises=False)
+    assert (job.state, mail.outbox) == ("failed", [])
+    assert job.error["type"] == "NotIsolated"
+    assert "leave grouped=True out" in job.error["message"]
+    assert "add 'tests.contrib.isolation.test_isolation.mails_in_a_group' to" in job.error["message"]
+    mails_in_a_group.delay()
+    with isolation(allow=[mails_in_a_group.name]):
+        [job] = run_jobs()
+    assert (job.state, len(mail.outbox)) == ("succeeded", 1)
