@@ -8,6 +8,7 @@ a job (signals, log, events) is told after the commit.
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -19,9 +20,9 @@ from django.db import connections, transaction
 
 from jobs import extensions, signals, store
 from jobs.calling.outbox import AfterCommit
+from jobs.conf import sentry
 from jobs.conf.logs import log
 from jobs.conf.syncpoints import reach
-from jobs.contrib.aio import sentry
 from jobs.contrib.grouped.savepoints import Alone, none_sent
 from jobs.errors import LostLease
 from jobs.execution import finish, pipeline, tracer
@@ -53,7 +54,11 @@ class Member:
         run = self.run
         run.request.jobs_run = run
         with self._entered():
-            self._around.enter_context(sentry.around(run))
+            if sentry.MODULE in sys.modules:
+                # Without that extension it runs alone, as after all that is raised here.
+                from jobs.contrib.aio import sentry as scopes
+
+                self._around.enter_context(scopes.around(run))
             self._around.enter_context(extensions.around("around", run))
             self.has_begun = True
             tracer.begin(run)
