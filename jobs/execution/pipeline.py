@@ -37,7 +37,7 @@ from jobs.idempotency.locks import lock, wake_left
 from jobs.lifecycle import transitions
 from jobs.lifecycle.run import RECONNECT, Run, current
 from jobs.lifecycle.worker_state import BODY, NAMED, worker_state
-from jobs.models import Job
+from jobs.models import Job, State
 from jobs.models.values import decoded, safe_repr
 from jobs.store import databases
 
@@ -216,6 +216,9 @@ def _perform(run: Run) -> Steps:
             run.is_atomic = True
         else:
             yield None
+            if run.job.state == State.SUCCEEDED:
+                # Whoever awaited it has committed it, with others.
+                return tell(run, None, None)
     while True:
         # A handler, or an attempt that was rolled back, may have changed what the call gave. A retry is made of it.
         run.request.update(request.given(run.job))
@@ -319,7 +322,7 @@ def call_body(run: Run, args: Any, kwargs: Any) -> None:
     finally:
         run.slot.enter(NAMED)
     if run.result is not None:
-        _check_returned(run.result)
+        check_returned(run.result)
 
 
 def _is_lost(run: Run, exc: BaseException) -> bool:
@@ -394,7 +397,7 @@ def _leave_marker(run: Run) -> Job | None:
     return markers.earlier(run.job, fingerprint(run.task.name, template.signature, args, kwargs))
 
 
-def _check_returned(result: Any) -> None:
+def check_returned(result: Any) -> None:
     """A body that returns what has yet to be awaited, or iterated over, has not run."""
     if inspect.iscoroutine(result):
         # Else Python warns that nobody awaited it.

@@ -53,6 +53,13 @@ ASKED = {REVOKED: "revoked at the worker"}
 #: Seconds between two looks at the connection that bodies have used; one that raised is looked after at once.
 TIDY = 1.0
 
+#: So many runs are completed by one statement, at the most; what takes longer than so many seconds is told at once.
+TOGETHER, SLOW = 100, 0.005
+
+#: A run whose next step is to be taken, and what takes the answer: the step, or what was raised.
+_Ready = tuple[Run, Context, pipeline.Steps, "asyncio.Future[Any]"]
+_Taken = tuple["asyncio.Future[Any]", Any, BaseException | None]
+
 
 class Bodies:
     """What runs them beside each process (``worker/beside.py``)."""
@@ -65,6 +72,9 @@ class Bodies:
         self._executor: ThreadPoolExecutor | None = None
         self._is_retired = self._wakes_at_end = self._ticks = False
         self._tidy_at = 0.0
+        self._ready: list[_Ready] = []
+        #: Some of them are on the thread.
+        self._is_away = False
         #: Made before the worker forks. A process that waits for a plain job takes no wake-up of it, nor this of one.
         self._wakeup = Wakeup()
         wakeups.wakeup.others.append(self._wakeup)
@@ -192,8 +202,7 @@ class Bodies:
                     await self._await(self.running[run], own)
                 else:
                     await asyncio.sleep(step)
-                go_on = partial(own.run, self._runner.go_on, run, steps)
-                step = await self.loop.run_in_executor(self._executor, go_on)
+                step = await self._go_on(run, own, steps)
         except BaseException as exc:
             # What it had is an orphan now.
             log(logging.ERROR, run.job, "ended unexpectedly", "run_broken", exc_info=exc)
@@ -204,6 +213,40 @@ class Bodies:
             del self.running[run]
             if self._wakes_at_end or run.job.limit_key is not None:
                 self._woken.set()
+
+    async def _go_on(self, run: Run, own: Context, steps: pipeline.Steps) -> Any:
+        """The next step, on the thread. While that is at work, others gather: all go there, and come back, together."""
+        taken: asyncio.Future[Any] = self.loop.create_future()
+        self._ready.append((run, own, steps, taken))
+        if not self._is_away:
+            self._send()
+        return await taken
+
+    def _send(self) -> None:
+        batch, self._ready = self._ready[:TOGETHER], self._ready[TOGETHER:]
+        self._is_away = bool(batch)
+        if batch:
+            assert self._executor is not None
+            self._executor.submit(self._go_on_all, batch)
+
+    def _go_on_all(self, batch: list[_Ready]) -> None:
+        self._runner.complete([(run, own) for run, own, _, _ in batch])
+        found: list[_Taken] = []
+        told_at = time.monotonic()
+        for run, own, steps, taken in batch:
+            try:
+                found.append((taken, own.run(self._runner.go_on, run, steps), None))
+            except BaseException as exc:
+                found.append((taken, None, exc))
+            if time.monotonic() - told_at > SLOW:
+                # Nobody waits for a function of ``Task.commit`` that takes long.
+                self.loop.call_soon_threadsafe(_tell, found)
+                found, told_at = [], time.monotonic()
+        self.loop.call_soon_threadsafe(self._come_back, found)
+
+    def _come_back(self, found: list[_Taken]) -> None:
+        _tell(found)
+        self._send()
 
     async def _await(self, awaited: Awaited, own: Context) -> None:
         run, slot = awaited.run, awaited.run.slot
@@ -248,3 +291,11 @@ class Bodies:
         self._ticks = bool(self.running)
         if self._ticks:
             self.loop.call_later(TICK, self._tick)
+
+
+def _tell(found: list[_Taken]) -> None:
+    for taken, step, exc in found:
+        if exc is None:
+            taken.set_result(step)
+        else:
+            taken.set_exception(exc)

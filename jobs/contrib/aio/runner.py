@@ -5,19 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from contextvars import Context
 from typing import Any
 
 from django.core.cache import close_caches
-from django.db import Error
+from django.db import Error, transaction
 
+from jobs import extensions, store
+from jobs.conf.syncpoints import reach
 from jobs.contrib.aio import sentry
 from jobs.contrib.aio.here import END
-from jobs.errors import NotSettled
-from jobs.execution import pipeline
-from jobs.lifecycle import claims
+from jobs.errors import LostLease, NotSettled
+from jobs.execution import finish, pipeline
+from jobs.lifecycle import claims, transitions
 from jobs.lifecycle.run import Run
 from jobs.lifecycle.wakeups import Wakeup
 from jobs.lifecycle.worker_state import IDLE, ProcessState, worker_state
+from jobs.models.values import jsonable
 from jobs.store import databases
 from jobs.worker import celery_events
 from jobs.worker.runner import Runner, let_go
@@ -70,6 +74,35 @@ class AsyncRunner(Runner):
         scope.__enter__()
         return self.go_on(run, steps)
 
+    def complete(self, batch: Sequence[tuple[Run, Context]]) -> None:
+        """Complete those with one statement that have ended, and of which nothing else is to be written.
+
+        If it fails, none of them is completed, and each goes on alone: what came of it is decided there.
+        """
+        found: dict[str, list[tuple[Run, Any]]] = {}
+        for run, own in batch:
+            if run.body is not None and run.is_atomic and run.job.marker_key is None:
+                with suppress(Exception):
+                    found.setdefault(run.using, []).append((run, own.run(_result, run)))
+        for using, runs in found.items():
+            if len(runs) > 1 and self._complete(using, runs):
+                for run, result in runs:
+                    transitions.note_success(run.job, result)
+
+    def _complete(self, using: str, runs: Sequence[tuple[Run, Any]]) -> bool:
+        now, at = time.monotonic(), store.of(using)
+        try:
+            with at.write_mutex(), transaction.atomic(using=using):
+                reach("before_commit")
+                if not transitions.succeed_all([(run.job, result, now - run.began) for run, result in runs], True):
+                    raise LostLease("one of them is another run's, or was asked to end")
+            return True
+        except LostLease:
+            return False
+        except Exception:
+            # All of them or none: the answer of the COMMIT may be lost.
+            return finish.is_committed(runs[0][0])
+
     def go_on(self, run: Run, steps: pipeline.Steps) -> Any:
         """The steps after it. What comes last goes with them: each way from the loop to the thread takes its time."""
         if (step := next(steps, END)) is END:
@@ -95,3 +128,17 @@ class AsyncRunner(Runner):
         """Of the thread that calls it."""
         with suppress(Error):
             databases.tidy(using)
+
+
+def _result(run: Run) -> Any:
+    """What is kept of a body that returned. Raises whatever keeps it from being completed with others."""
+    assert run.body is not None
+    run.result = run.body()
+    pipeline.check_returned(run.result)
+    if run.planned or any(look(run) is not None for look in extensions.through("completing")):
+        raise Alone
+    return None if run.result is None else jsonable(run.result, "the result")
+
+
+class Alone(Exception):
+    """Something follows it."""

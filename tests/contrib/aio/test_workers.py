@@ -381,6 +381,49 @@ def test_the_death_of_a_process_counts_for_the_body_that_ran(tmp_path):
     assert effects() == {"a": 1, "dies": 1}
 
 
+here: list[asyncio.Event] = []
+
+
+@shared_task(bind=True)
+async def ends_with_others(self, count, taken=None):
+    """All of them end in one turn of the loop."""
+    here.append(event := asyncio.Event())
+    if len(here) >= count:
+        if taken is not None and self.job.lease == 1:
+            # Somebody else has this job's lease by now.
+            await Job.objects.filter(pk=taken).aupdate(token=1)
+        for each in here:
+            each.set()
+    await event.wait()
+    return len(here)
+
+
+@pytest.mark.skipif("connection.vendor != 'postgresql'", reason="the moment of a statement is that of all its rows")
+def test_bodies_that_end_at_once_are_completed_with_one_statement():
+    with Worker(concurrency=1):
+        jobs = wait_ended(*(each.id for each in ends_with_others.delay_many([(40,)] * 40)))
+    assert {(job.state, job.lease, job.result) for job in jobs} == {("succeeded", 1, 40)}
+    # The claims may have come one after the other; what was begun last is over first.
+    assert len({job.finished_at for job in jobs}) < 10
+
+
+def test_one_that_lost_its_lease_takes_none_of_those_along_that_end_with_it():
+    with Worker(concurrency=1) as worker:
+        first = ends_with_others.delay(20, None)
+        results = ends_with_others.delay_many([(20, first.id)] * 19)
+        jobs = wait_ended(first.id, *(each.id for each in results), timeout=60)
+        assert "was given to another run" in worker.text()
+    assert {job.state for job in jobs} == {"succeeded"}
+    assert [job.lease for job in jobs] == [2] + [1] * 19
+
+
+@pytest.mark.parametrize("point", ["before_commit", "after_completion"])
+def test_a_process_that_is_killed_in_the_completion_of_several_completes_all_of_them_once(point):
+    with Worker(concurrency=1, sync=f"{point}=kill"):
+        jobs = wait_ended(*(each.id for each in ends_with_others.delay_many([(10,)] * 10)), timeout=60)
+    assert {(job.state, job.node_losses, job.lease) for job in jobs} == {("succeeded", 1, 2)}
+
+
 @pytest.mark.skipif("connection.vendor == 'sqlite'", reason="a paused commit keeps the write lock")
 @pytest.mark.parametrize("point", ["before_commit", "after_completion"])
 def test_the_commit_of_a_worker_that_was_taken_for_dead_rolls_back(point):
