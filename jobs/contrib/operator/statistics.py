@@ -10,7 +10,7 @@ import math
 import time
 import uuid
 from collections import Counter, defaultdict, namedtuple
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any
@@ -241,29 +241,48 @@ Row = namedtuple("Row", "begin task queue state error count ran waited")
 _histogram = lru_cache(10_000)(json.loads)
 
 
-def of(stretch: datetime.timedelta, begin: datetime.datetime) -> list[Row]:
-    """The counts of this length since then, of all job databases."""
-    return [row for alias in conf().DATABASES for row in _of(alias, stretch, begin)]
+def of(stretch: datetime.timedelta, begin: datetime.datetime, **where: Any) -> list[Row]:
+    """The counts of this length since then, of all job databases. A thousand tasks have as many in each minute."""
+    found = []
+    for rows in databases.each(Statistic.objects.filter(length=stretch.seconds, begin__gte=begin, **where)):
+        texts = rows.annotate(rans=Cast("ran", TextField()), waits=Cast("waited", TextField()))
+        for *names, ran, waited in texts.values_list(*Row._fields[:-2], "rans", "waits"):
+            found.append(Row._make([*names, _histogram(ran), _histogram(waited)]))
+    return found
 
 
-def _of(using: str, stretch: datetime.timedelta, begin: datetime.datetime) -> Iterator[Row]:
-    rows = Statistic.objects.using(using).filter(length=stretch.seconds, begin__gte=begin)
-    texts = rows.annotate(rans=Cast("ran", TextField()), waits=Cast("waited", TextField()))
-    for *names, ran, waited in texts.values_list(*Row._fields[:-2], "rans", "waits"):
-        yield Row._make([*names, _histogram(ran), _histogram(waited)])
+def summed(stretch: datetime.timedelta, begin: datetime.datetime, *names: str, **where: Any) -> Counter[Any]:
+    """How many jobs ended since then, by one column or by several: the database adds them up."""
+    found = Counter[Any]()
+    for rows in databases.each(Statistic.objects.filter(length=stretch.seconds, begin__gte=begin, **where)):
+        for *key, number in rows.values_list(*names).annotate(number=Sum("count")):
+            found[tuple(key) if len(key) > 1 else key[0]] += number
+    return found
 
 
-def last_hour() -> tuple[list[Row], list[Row]]:
-    """The last hour by the minute: what was counted, and what was not yet (of very many jobs the newest)."""
-    now, counted, rest = timezone.now(), [], []
-    begin = floor(now, MINUTE) - HOUR
+def uncounted() -> list[Row]:
+    """What ended, by the minute, and was not counted yet (of very many jobs the newest)."""
+    now, found = timezone.now(), []
     for alias in conf().DATABASES:
-        rows = list(_of(alias, MINUTE, begin))
-        since = max((row.begin for row in rows), default=begin - MINUTE) + MINUTE
-        counted += rows
-        found = ended(alias, since, now + HOUR, MOST).values()
-        rest += [Row(*(getattr(each, name) for name in Row._fields)) for each in found]
-    return counted, rest
+        minutes = Statistic.objects.using(alias).filter(length=60, begin__gte=floor(now, MINUTE) - HOUR)
+        last = minutes.aggregate(Max("begin"))["begin__max"]
+        rest = ended(alias, last + MINUTE if last else floor(now, MINUTE) - HOUR, now + HOUR, MOST).values()
+        found += [Row(*(getattr(each, name) for name in Row._fields)) for each in rest]
+    return found
+
+
+def of_failed(rest: list[Row], most: int) -> list[Row]:
+    """The last hour by the minute, of those tasks that failed most in it.
+
+    Parameters:
+        rest: what was not counted yet.
+    """
+    begin = floor(timezone.now(), MINUTE) - HOUR
+    failed = summed(MINUTE, begin, "task", state=State.FAILED)
+    failed += counts([row for row in rest if row.state == State.FAILED], "task")
+    tasks = [task for task, _ in failed.most_common(most)]
+    counted = of(MINUTE, begin, task__in=tasks) if tasks else []
+    return counted + [row for row in rest if row.task in tasks]
 
 
 def counts(rows: Iterable[Row], *names: str) -> Counter[Any]:
