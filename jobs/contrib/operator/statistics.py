@@ -26,7 +26,7 @@ from jobs.conf import conf
 from jobs.contrib.operator.models import Statistic
 from jobs.maintenance import is_eldest
 from jobs.models import Job, State
-from jobs.store import databases
+from jobs.store import databases, shared
 
 MINUTE, HOUR, QUARTER = datetime.timedelta(minutes=1), datetime.timedelta(hours=1), datetime.timedelta(hours=6)
 
@@ -83,6 +83,7 @@ class Count:
                 # Race: another process counts the same at this moment, with the same result.
                 return counted
             self._done[using] = max(begin, until)
+            shared.give_way()
             # Beyond the minutes that are counted again: else it would never get on.
             if self._node is not None and begin < until < end and time.monotonic() > deadline:
                 return counted
