@@ -98,7 +98,7 @@ class Settings:
     RETENTION_FAILED: float | None = 30 * 86400.0
     #: How often finished jobs are pruned, for 2 s at the most. If that was not enough, it goes on after a second.
     PRUNE_INTERVAL: float = 60.0
-    #: How many rows one statement of the maintenance touches at the most. On PostgreSQL prune takes 20 times as many:
+    #: How many rows one statement of the maintenance touches at the most. On PostgreSQL prune takes 10 times as many:
     #: they are old, and nobody waits for them.
     BATCH: int = 500
 

@@ -11,7 +11,7 @@ from django.db import migrations, models
 LABEL = apps.get_containing_app_config(__name__).label
 
 #: PostgreSQL vacuums a table when a fifth of its rows are dead, and analyzes it when a tenth have changed: at 11 million
-#: jobs after 2.2 and 1.1 million, which is after half an hour at 300 jobs a second. Until then each look at the jobs
+#: jobs after 2.2 and 1.1 million, which is after an hour at 300 jobs a second. Until then each look at the jobs
 #: that wait steps over the dead ones, and the planner plans for a backlog that is gone. Here it is a fiftieth. A router
 #: may have kept a table out of a database.
 TUNED = ['jobs_job', 'jobs_marker', 'jobs_action', 'jobs_stored_result', 'jobs_step', 'jobs_statistic']

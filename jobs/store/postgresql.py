@@ -174,7 +174,8 @@ class Among(Func):
 
 class PostgreSQL(base.Store):
     has_notify = claims_after = compares = writes_at_once = True
-    old_batches = 20
+    #: As many as go in 100 ms: the threads of a supervisor wait for each other.
+    old_batches = 10
     ignoring = ("INSERT", " ON CONFLICT DO NOTHING")
 
     @property

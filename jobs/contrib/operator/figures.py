@@ -2,6 +2,7 @@
 
 import datetime
 from collections import Counter, defaultdict, namedtuple
+from functools import cached_property
 from itertools import product
 from typing import Any
 
@@ -18,6 +19,7 @@ PARTS = {"median": 0.5, "p95": 0.95, "p99": 0.99}  #: The percentiles that are s
 RATED = 10  #: The rate of a queue is that of so many minutes.
 SERIES = 8  #: A chart has at most so many series: the rarest are shown as one.
 FAILURES = 50  #: How many kinds of failures are shown, the most frequent ones.
+TASKS = 50  #: Of how many tasks it is shown how long they ran, the most frequent ones.
 
 #: A time span that ends now: the length of the counts that it is made of, and how many bars show it.
 Span = namedtuple("Span", "name bar bars")
@@ -38,29 +40,46 @@ class Dashboard:
         self.now = timezone.now()
         last = floor(self.now, self.span.bar)
         self.begins = [last - number * self.span.bar for number in reversed(range(self.span.bars))]
-        counted, rest = statistics.last_hour()
-        self.minutes = counted + rest  #: The counts of the last hour, by the minute.
-        self.rows = self.minutes
-        if self.span.bar != MINUTE:
-            self.rows = statistics.of(self.span.bar, self.begins[0])
-            self.rows += [row._replace(begin=floor(row.begin, self.span.bar)) for row in rest]
+        #: By the minute, and by the bar: what is not counted yet.
+        self.rest = statistics.uncounted()
+        self.last = [row._replace(begin=floor(row.begin, self.span.bar)) for row in self.rest]
         self.rates = self._rates()
-        self.problems = problems.of(self.found | {"rates": self.rates, "minutes": self.minutes}, self.running)
+        self.problems = problems.of(self.found | {"rates": self.rates, "rest": self.rest}, self.running)
+
+    def _counts(self, *names: str, **where: Any) -> Counter[Any]:
+        """How many jobs ended in the span, by columns; of what is not counted yet also those that do not fit."""
+        counted = statistics.summed(self.span.bar, self.begins[0], *names, **where)
+        return counted + statistics.counts(self.last, *names)
+
+    @cached_property
+    def _states(self) -> Counter[Any]:
+        return self._counts("state", "begin")
+
+    @cached_property
+    def _tasks(self) -> list[str]:
+        """The tasks, the most frequent ones first."""
+        return [task for task, _ in self._counts("task").most_common()]
 
     def ended(self) -> dict[str, int]:
-        return {str(state): 0 for state in ENDED} | statistics.counts(self.rows, "state")
+        found = {str(state): 0 for state in ENDED}
+        for (state, _), count in self._states.items():
+            found[state] += count
+        return found
 
     def chart(self) -> Chart:
         """How many jobs ended in each bar, by series."""
-        counts = statistics.counts(self.rows, self.by, "begin")
-        names, others = [name for name, _ in statistics.counts(self.rows, self.by).most_common()], []
-        if self.by == "state":
-            names = [state for state in ("succeeded", "cancelled", "failed") if state in names]
-        elif len(names) > SERIES:
-            names, others = names[: SERIES - 1], names[SERIES - 1 :]
+        counts, is_long = self._states, False
+        names = [state for state, count in self.ended().items() if count]
+        names.sort(key=["succeeded", "cancelled", "failed"].index)
+        if self.by != "state":
+            names = self._tasks if self.by == "task" else [name for name, _ in self._counts(self.by).most_common()]
+            is_long = len(names) > SERIES
+            names = names[: SERIES - 1] if is_long else names
+            counts = self._counts(self.by, "begin", **{f"{self.by}__in": names})
         series = {name: [counts[name, begin] for begin in self.begins] for name in names}
-        if others:
-            series[""] = [sum(counts[name, begin] for name in others) for begin in self.begins]
+        if is_long:
+            every = [sum(self._states[state, begin] for state in ENDED) for begin in self.begins]
+            series[""] = [number - sum(counts) for number, *counts in zip(every, *series.values(), strict=True)]
         bars = [sum(counts) for counts in zip(*series.values(), strict=True)]
         highest = max(bars, default=0)
         # The highest bar, without the highest twentieth of all.
@@ -69,7 +88,7 @@ class Dashboard:
         return Chart(self.begins, series, highest, top, {place: n for place, n in enumerate(bars) if n > top})
 
     def durations(self) -> list[dict[str, Any]]:
-        """How long jobs ran and waited (seconds), by task, and all of them first."""
+        """How long jobs ran and waited (seconds), by task, of the most frequent tasks, and all of these first."""
         found: dict[str, dict[str, Any]] = {}
 
         def add(task: str, count: int, ran: Any, waited: Any) -> None:
@@ -78,8 +97,10 @@ class Dashboard:
             each["ran"].update(ran)
             each["waited"].update(waited)
 
-        for row in self.rows:
-            add(row.task, row.count, row.ran, row.waited)
+        names = set(self._tasks[:TASKS])
+        for row in statistics.of(self.span.bar, self.begins[0], task__in=names) + self.last:
+            if row.task in names:
+                add(row.task, row.count, row.ran, row.waited)
         for each in [*found.values()]:
             # All of them, without a name.
             add("", each["count"], each["ran"], each["waited"])
@@ -90,7 +111,7 @@ class Dashboard:
 
     def failures(self) -> list[dict[str, Any]]:
         found: dict[tuple[str, str], dict[str, Any]] = {}
-        for row in self.rows:
+        for row in statistics.of(self.span.bar, self.begins[0], state=State.FAILED) + self.last:
             if row.state == State.FAILED:
                 kind = {"task": row.task, "error": row.error, "count": 0, "first": row.begin, "last": row.begin}
                 each = found.setdefault((row.task, row.error), kind)
@@ -112,11 +133,13 @@ class Dashboard:
     def _rates(self) -> dict[str, tuple[float, float]]:
         """Jobs a minute, into each queue and out of it."""
         entered = self._entered()
-        left: Counter[str] = Counter()
         end = floor(self.now, MINUTE)
-        for row in self.minutes:
-            # Only jobs that ran count: a job that was cancelled while it waited was no work.
-            left[row.queue] += sum(row.ran.values()) if end - RATED * MINUTE <= row.begin < end else 0
+        begin = end - RATED * MINUTE
+        left: Counter[str] = Counter()
+        counted = statistics.summed(MINUTE, end - HOUR, "queue", "state", "begin")
+        # A job that was cancelled was mostly no work: it waited.
+        for (queue, state, at), count in (counted + statistics.counts(self.rest, "queue", "state", "begin")).items():
+            left[queue] += count if begin <= at < end and state != State.CANCELLED else 0
         return {name: (entered[name], left[name] / RATED) for name in {*self.found["queues"], *left}}
 
     def _entered(self) -> dict[str, float]:

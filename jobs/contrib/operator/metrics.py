@@ -16,7 +16,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from jobs import extensions
 from jobs.contrib.operator import statistics, status
-from jobs.contrib.operator.statistics import HOUR, MINUTE, mean
+from jobs.contrib.operator.statistics import HOUR, mean
 from jobs.inspection.counts import MOST
 from jobs.models import LIVE
 
@@ -31,12 +31,12 @@ NEEDED = f"Processes that are busy, and those that work off in {DRAIN} s what is
 def processes(found: dict[str, Any]) -> dict[str, int]:
     """The processes that each queue needs, out of ``status.gather``: for what runs, and to work the rest off in time.
 
-    How long a job takes is the mean of the last hour's; where none ended, each is taken to need a process of its own.
-    What is held, and what a pause or the queue's limit keeps, needs none. Those that wait for a worker that knows their
-    task need one. There are never more than there are jobs.
+    How long a job takes is the mean of this hour's and the last one's; where none ended, each is taken to need a
+    process of its own. What is held, and what a pause or the queue's limit keeps, needs none. Those that wait for a
+    worker that knows their task need one. There are never more than there are jobs.
     """
     ran: dict[str, Counter[str]] = defaultdict(Counter)
-    for row in statistics.of(MINUTE, timezone.now() - HOUR):
+    for row in statistics.of(HOUR, statistics.floor(timezone.now(), HOUR) - HOUR):
         ran[row.queue].update(row.ran)
     most = {row["name"]: row["concurrency"] for row in found.get("limits", ()) if row["kind"] == "queue"}
     needed = {}

@@ -156,13 +156,11 @@ def of(found: dict[str, Any], running: Iterable[Any] | None = None) -> list[Prob
 
     Parameters:
         found: what :func:`status.gather` found; with ``rates``, jobs a minute into each queue and out of it, if
-            they are known, and with ``minutes``, what ended in the last hour, if that was read.
+            they are known, and with ``rest``, what ended and is not counted yet, if that was read.
         running: the oldest jobs that run (:func:`status.running_now`).
     """
-    minutes = found.get("minutes")
-    if minutes is None:
-        counted, rest = statistics.last_hour()
-        minutes = counted + rest
+    rest = found.get("rest")
+    minutes = statistics.of_failed(statistics.uncounted() if rest is None else rest, NAMED)
     every = [
         *_copies(found["databases"]),
         *_no_worker(found),

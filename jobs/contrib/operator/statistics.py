@@ -10,30 +10,37 @@ import math
 import time
 import uuid
 from collections import Counter, defaultdict, namedtuple
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
-from django.db import IntegrityError, transaction
-from django.db.models import F, Max, QuerySet, Sum, TextField
-from django.db.models.functions import Cast
+from django.db import IntegrityError, models, transaction
+from django.db.models import Case, F, FloatField, Func, Max, QuerySet, Sum, TextField, Value, When
+from django.db.models.fields.json import KeyTextTransform
+from django.db.models.functions import Cast, Ceil, Greatest, Ln, TruncMinute
 from django.utils import timezone
 
+from jobs import store
 from jobs.conf import conf
 from jobs.contrib.operator.models import Statistic
 from jobs.maintenance import is_eldest
 from jobs.models import Job, State
-from jobs.store import databases
+from jobs.store import databases, shared
 
 MINUTE, HOUR, QUARTER = datetime.timedelta(minutes=1), datetime.timedelta(hours=1), datetime.timedelta(hours=6)
 
 BEGIN = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
-AGAIN = 2 * MINUTE  #: So many minutes are counted again: a commit may come late.
+#: So many minutes are looked at again, and counted again if more ended in them by now: a commit may come late.
+AGAIN = 2 * MINUTE
 
-#: For how long minutes, hours and quarters of days are kept.
-MINUTES_KEPT, HOURS_KEPT, QUARTERS_KEPT = 25 * HOUR, 24 * 31 * HOUR, 24 * 8 * HOUR
+#: How far back a worker counts that is the first one.
+COUNTED = 25 * HOUR
+
+#: For how long minutes, hours and quarters of days are kept: a little longer than a page shows them. Each of a thousand
+#: tasks has a row in each.
+MINUTES_KEPT, HOURS_KEPT, QUARTERS_KEPT = 3 * HOUR, 48 * HOUR, 24 * 8 * HOUR
 
 #: Seconds that a worker counts at the most: its other work waits meanwhile, and the rest is counted the next time.
 LONGEST_COUNT = 1.0
@@ -60,16 +67,14 @@ class Count:
         if not is_eldest(self._node, using):
             return 0
         end = floor(databases.clock(using), MINUTE)
-        # Whole hours, because they are added up again from their minutes.
-        oldest_minute = floor(end - MINUTES_KEPT, HOUR)
+        oldest = floor(end - COUNTED, HOUR)
         rows = Statistic.objects.using(using)
-        last = rows.filter(length=60).aggregate(Max("begin"))["begin__max"]
-        begin = self._done.get(using) or (last and last + MINUTE) or oldest_minute
+        begin = self._done.get(using) or max(_last(using), oldest)
         if begin >= end:
             return 0
         counted, deadline = 0, time.monotonic() + LONGEST_COUNT
         # Hour by hour: after a long absence of all workers, all of it at once would be too much.
-        since = max(begin - AGAIN, oldest_minute)
+        since = max(_first_changed(using, begin - AGAIN, begin), oldest)
         while since < end:
             until = min(end, floor(since, HOUR) + HOUR)
             try:
@@ -78,26 +83,51 @@ class Count:
                 # Race: another process counts the same at this moment, with the same result.
                 return counted
             self._done[using] = max(begin, until)
+            shared.give_way()
             # Beyond the minutes that are counted again: else it would never get on.
             if self._node is not None and begin < until < end and time.monotonic() > deadline:
                 return counted
             since = until
-        rows.filter(length=60, begin__lt=oldest_minute)._raw_delete(using)
+        rows.filter(length=60, begin__lt=floor(end - MINUTES_KEPT, HOUR))._raw_delete(using)
         rows.filter(length=QUARTER.seconds, begin__lt=end - QUARTERS_KEPT)._raw_delete(using)
         _fold(using, rows.filter(length=3600, begin__lt=end - HOURS_KEPT))
         return counted
 
 
+def _last(using: str) -> datetime.datetime:
+    """Until when it is counted, by what is there: old minutes are gone, and their hours are whole."""
+    for length in (MINUTE, HOUR):
+        rows = Statistic.objects.using(using).filter(length=length.seconds)
+        if (begin := rows.aggregate(Max("begin"))["begin__max"]) is not None:
+            return begin + length
+    return BEGIN
+
+
+def _first_changed(using: str, begin: datetime.datetime, end: datetime.datetime) -> datetime.datetime:
+    """The first minute in which more jobs have ended than were counted; the end if there is none."""
+    rows = Statistic.objects.using(using).filter(length=60, begin__gte=begin, begin__lt=end)
+    known = dict(rows.values_list("begin").annotate(Sum("count")))
+    while begin < end:
+        jobs = Job.objects.using(using).filter(finished_at__gte=begin, finished_at__lt=begin + MINUTE)
+        if jobs.count() > known.get(begin, 0):
+            return begin
+        begin += MINUTE
+    return end
+
+
 def _fold(using: str, old: QuerySet[Statistic]) -> None:
     """Add old hours to one sum each, of length 0: a counter may only grow."""
-    rows = Statistic.objects.using(using)
     with transaction.atomic(using=using):
-        hours = list(old.select_for_update())
-        for hour in hours:
-            key = {name: getattr(hour, name) for name in KEY} | {"begin": BEGIN, "length": 0}
-            total, _ = rows.get_or_create(**key, defaults={"count": 0})
-            rows.filter(pk=total.pk).update(count=F("count") + hour.count)
-        rows.filter(pk__in=[hour.pk for hour in hours])._raw_delete(using)
+        hours = {row.pk: row for row in old.select_for_update()}
+        found: Counts = {}
+        for row in hours.values():
+            _at(found, 0, BEGIN, row.task, row.queue, row.state, row.error).count += row.count
+        if found:
+            totals = Statistic.objects.using(using).filter(length=0)
+            there = {_key(row): row for row in totals.select_for_update() if _key(row) in found}
+            for key, row in there.items():
+                found[key].count += row.count
+            _replace(using, [*hours, *(row.pk for row in there.values())], found)
 
 
 def floor(moment: datetime.datetime, step: datetime.timedelta) -> datetime.datetime:
@@ -116,55 +146,88 @@ def _at(found: Counts, length: int, *key: Any) -> Statistic:
     return found[key]
 
 
-def _replace(rows: QuerySet[Statistic], found: Counts) -> None:
-    with transaction.atomic(using=rows.db):
-        rows._raw_delete(rows.db)
-        Statistic.objects.using(rows.db).bulk_create(found.values(), batch_size=500)
+def _key(row: Statistic) -> tuple[Any, ...]:
+    return tuple(getattr(row, name) for name in KEY)
+
+
+def _replace(using: str, old: list[int], found: Counts) -> None:
+    """Race: another process counts the same at this moment. Of rows that both insert one fails, and adds nothing."""
+    rows = Statistic.objects.using(using)
+    if old:
+        rows.filter(store.of(using).among("pk", old))._raw_delete(using)
+    rows.bulk_create(found.values(), batch_size=500)
 
 
 def count(using: str, begin: datetime.datetime, end: datetime.datetime) -> int:
-    """Count one hour or a part of it anew, and add up the hour and the quarter of a day around it."""
-    found = ended(using, begin, end)
-    minutes = Statistic.objects.using(using).filter(length=60, begin__gte=begin, begin__lt=end)
-    for old in minutes:
-        key = tuple(getattr(old, name) for name in KEY)
+    """Count one hour or a part of it, and add what is new to the hour and the quarter of a day around it."""
+    found, rows = ended(using, begin, end), Statistic.objects.using(using)
+    with transaction.atomic(using=using):
+        minutes = rows.filter(length=60, begin__gte=begin, begin__lt=end).select_for_update()
+        old = {_key(row): row for row in minutes}
         # A job that was counted and is gone did end: it was retried or deleted since.
-        if key not in found or old.count > found[key].count:
-            old.pk = None
-            found[key] = old
-    if not found:
-        return 0
-    _replace(minutes, found)
-    for part, whole in ((MINUTE, HOUR), (HOUR, QUARTER)):
-        # The whole hour (or quarter of a day), even if it is not over.
-        since = floor(begin, whole)
-        rows = Statistic.objects.using(using).filter(begin__gte=since, begin__lt=since + whole)
-        totals: Counts = {}
-        for row in rows.filter(length=part.seconds).iterator():
-            total = _at(totals, whole.seconds, since, row.task, row.queue, row.state, row.error)
-            total.count += row.count
-            total.ran = dict(Counter(total.ran) + Counter(row.ran))
-            total.waited = dict(Counter(total.waited) + Counter(row.waited))
-        if totals:
-            _replace(rows.filter(length=whole.seconds), totals)
-    return sum(row.count for row in found.values())
+        new = {key: row for key, row in found.items() if key not in old or row.count > old[key].count}
+        if not new:
+            return 0
+        old = {key: row for key, row in old.items() if key in new}
+        for whole in (HOUR, QUARTER):
+            totals: Counts = {}
+            for part, sign in ((new, 1), (old, -1)):
+                for key, row in part.items():
+                    _add(_at(totals, whole.seconds, floor(begin, whole), *key[1:]), row, sign)
+            around = rows.filter(length=whole.seconds, begin=floor(begin, whole)).select_for_update()
+            there = {_key(row): row for row in around if _key(row) in totals}
+            for key, row in there.items():
+                _add(totals[key], row)
+            _replace(using, [row.pk for row in there.values()], totals)
+        _replace(using, [row.pk for row in old.values()], new)
+    return sum(row.count for row in new.values()) - sum(row.count for row in old.values())
+
+
+def _add(total: Statistic, row: Statistic, sign: int = 1) -> None:
+    total.count += sign * row.count
+    for name in ("ran", "waited"):
+        histogram = getattr(total, name)
+        for number, times in getattr(row, name).items():
+            histogram[number] = histogram.get(number, 0) + sign * times
+
+
+class Seconds(Func):
+    """The length of a time in seconds."""
+
+    template, output_field = "(%(expressions)s / 1000000.0)", FloatField()
+
+    def as_postgresql(self, compiler: Any, connection: Any, **more: Any) -> Any:
+        template = "EXTRACT(EPOCH FROM %(expressions)s)::double precision"
+        return self.as_sql(compiler, connection, template=template, **more)
+
+
+def _bucket(begin: str, end: str) -> Case:
+    """:func:`bucket` in SQL; None of a job that never began."""
+    spent = Greatest(Seconds(F(end) - F(begin)), Value(LEAST), output_field=FloatField())
+    number = Ceil(Ln(spent / Value(LEAST)) / Value(math.log(STEP)) - Value(NEARLY), output_field=FloatField())
+    return Case(When(started_at__isnull=False, then=number), output_field=FloatField())
 
 
 def ended(using: str, begin: datetime.datetime, end: datetime.datetime, most: int | None = None) -> Counts:
-    """What ended in between, by the minute; not stored. With ``most`` the newest ones only."""
-    rows = Job.objects.using(using).filter(finished_at__gte=begin, finished_at__lt=end)
+    """What ended in between, by the minute; not stored. With ``most`` about so many, the newest ones."""
+    rows = Job.objects.using(using).filter(finished_at__gte=begin, finished_at__lt=end).order_by("-finished_at")
     if most is not None:
-        rows = rows.order_by("-finished_at")[:most]
+        # SQLite compares texts: of two ways to write a moment the longer one is the later.
+        for last in rows.values_list("finished_at", flat=True)[most - 1 : most]:
+            rows = rows.filter(finished_at__gte=(last or begin) - datetime.timedelta(milliseconds=1))
     found: Counts = {}
-    names = ("finished_at", "task", "queue", "state", "error__type", "started_at", "run_at")
-    for finished_at, task, queue, state, error, started_at, run_at in rows.values_list(*names).iterator():
+    groups = rows.order_by().values_list(
+        TruncMinute("finished_at", tzinfo=datetime.UTC), "task", "queue", "state", KeyTextTransform("type", "error"),
+        _bucket("started_at", "finished_at"), _bucket("run_at", "started_at"),
+    )  # fmt: skip
+    for minute, task, queue, state, error, ran, waited, number in groups.annotate(number=models.Count("*")):
         error = str(error or "")[:200] if state != State.SUCCEEDED else ""
-        row = _at(found, 60, floor(finished_at, MINUTE), task, queue, state, error)
-        row.count += 1
-        if started_at is not None:
-            for histogram, spent in ((row.ran, finished_at - started_at), (row.waited, started_at - run_at)):
-                number = str(bucket(spent.total_seconds()))
-                histogram[number] = histogram.get(number, 0) + 1
+        row = _at(found, 60, minute, task, queue, state, error)
+        row.count += number
+        for histogram, bucket in ((row.ran, ran), (row.waited, waited)):
+            if bucket is not None:
+                key = str(int(bucket))
+                histogram[key] = histogram.get(key, 0) + number
     return found
 
 
@@ -179,29 +242,48 @@ Row = namedtuple("Row", "begin task queue state error count ran waited")
 _histogram = lru_cache(10_000)(json.loads)
 
 
-def of(stretch: datetime.timedelta, begin: datetime.datetime) -> list[Row]:
-    """The counts of this length since then, of all job databases."""
-    return [row for alias in conf().DATABASES for row in _of(alias, stretch, begin)]
+def of(stretch: datetime.timedelta, begin: datetime.datetime, **where: Any) -> list[Row]:
+    """The counts of this length since then, of all job databases. A thousand tasks have as many in each minute."""
+    found = []
+    for rows in databases.each(Statistic.objects.filter(length=stretch.seconds, begin__gte=begin, **where)):
+        texts = rows.annotate(rans=Cast("ran", TextField()), waits=Cast("waited", TextField()))
+        for *names, ran, waited in texts.values_list(*Row._fields[:-2], "rans", "waits"):
+            found.append(Row._make([*names, _histogram(ran), _histogram(waited)]))
+    return found
 
 
-def _of(using: str, stretch: datetime.timedelta, begin: datetime.datetime) -> Iterator[Row]:
-    rows = Statistic.objects.using(using).filter(length=stretch.seconds, begin__gte=begin)
-    texts = rows.annotate(rans=Cast("ran", TextField()), waits=Cast("waited", TextField()))
-    for *names, ran, waited in texts.values_list(*Row._fields[:-2], "rans", "waits"):
-        yield Row._make([*names, _histogram(ran), _histogram(waited)])
+def summed(stretch: datetime.timedelta, begin: datetime.datetime, *names: str, **where: Any) -> Counter[Any]:
+    """How many jobs ended since then, by one column or by several: the database adds them up."""
+    found = Counter[Any]()
+    for rows in databases.each(Statistic.objects.filter(length=stretch.seconds, begin__gte=begin, **where)):
+        for *key, number in rows.values_list(*names).annotate(number=Sum("count")):
+            found[tuple(key) if len(key) > 1 else key[0]] += number
+    return found
 
 
-def last_hour() -> tuple[list[Row], list[Row]]:
-    """The last hour by the minute: what was counted, and what was not yet (of very many jobs the newest)."""
-    now, counted, rest = timezone.now(), [], []
-    begin = floor(now, MINUTE) - HOUR
+def uncounted() -> list[Row]:
+    """What ended, by the minute, and was not counted yet (of very many jobs the newest)."""
+    now, found = timezone.now(), []
     for alias in conf().DATABASES:
-        rows = list(_of(alias, MINUTE, begin))
-        since = max((row.begin for row in rows), default=begin - MINUTE) + MINUTE
-        counted += rows
-        found = ended(alias, since, now + HOUR, MOST).values()
-        rest += [Row(*(getattr(each, name) for name in Row._fields)) for each in found]
-    return counted, rest
+        minutes = Statistic.objects.using(alias).filter(length=60, begin__gte=floor(now, MINUTE) - HOUR)
+        last = minutes.aggregate(Max("begin"))["begin__max"]
+        rest = ended(alias, last + MINUTE if last else floor(now, MINUTE) - HOUR, now + HOUR, MOST).values()
+        found += [Row(*(getattr(each, name) for name in Row._fields)) for each in rest]
+    return found
+
+
+def of_failed(rest: list[Row], most: int) -> list[Row]:
+    """The last hour by the minute, of those tasks that failed most in it.
+
+    Parameters:
+        rest: what was not counted yet.
+    """
+    begin = floor(timezone.now(), MINUTE) - HOUR
+    failed = summed(MINUTE, begin, "task", state=State.FAILED)
+    failed += counts([row for row in rest if row.state == State.FAILED], "task")
+    tasks = [task for task, _ in failed.most_common(most)]
+    counted = of(MINUTE, begin, task__in=tasks) if tasks else []
+    return counted + [row for row in rest if row.task in tasks]
 
 
 def counts(rows: Iterable[Row], *names: str) -> Counter[Any]:
@@ -227,10 +309,12 @@ def ever() -> dict[str, Counter[tuple[str, ...]]]:
 
 #: Seconds at which the first bucket ends, and by how much each ends later than the one before.
 LEAST, STEP = 0.001, math.sqrt(2)
+#: What is no more than this above the end of a bucket is in it: logarithms are not exact.
+NEARLY = 1e-9
 
 
 def bucket(seconds: float) -> int:
-    return 0 if seconds <= LEAST else math.ceil(round(math.log(seconds / LEAST, STEP), 9))
+    return 0 if seconds <= LEAST else math.ceil(math.log(seconds / LEAST) / math.log(STEP) - NEARLY)
 
 
 def middle(number: int) -> float:

@@ -7,6 +7,8 @@ import math
 from collections import Counter
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from jobs.contrib.operator import statistics
@@ -108,6 +110,57 @@ def test_what_was_counted_stays_counted():
     assert Job.objects.filter(pk=kept.pk).exists()
 
 
+def test_a_minute_is_counted_once_unless_more_ended_in_it(monkeypatch):
+    now = databases.clock("default")
+    end = floor(now, MINUTE)
+    monkeypatch.setattr(databases, "clock", lambda using: now)
+    ended(end - 2 * MINUTE)
+    counted, count_ = [], statistics.count
+    monkeypatch.setattr(statistics, "count", lambda *given: counted.append(given[1]) or count_(*given))
+    count = Count()
+    count.run_once()
+    for begin in (end - MINUTE, end - 2 * MINUTE):
+        del counted[:]
+        count._done["default"] = end - MINUTE
+        count.run_once()
+        assert counted[0] == begin
+        if begin == end - MINUTE:
+            ended(end - 2 * MINUTE)
+    assert sum(counts(60).values()) == sum(counts(3600).values()) == sum(counts(21600).values()) == 2
+
+
+def test_two_that_count_the_same_minute_count_it_once(monkeypatch):
+    """Race: the other one has counted it since this one has read the jobs."""
+    at = floor(databases.clock("default"), MINUTE) - MINUTE
+    ended(at)
+    read = statistics.ended
+
+    def slowly(*given):
+        found = read(*given)
+        monkeypatch.setattr(statistics, "ended", read)
+        assert statistics.count("default", at, at + MINUTE) == 1
+        return found
+
+    monkeypatch.setattr(statistics, "ended", slowly)
+    assert statistics.count("default", at, at + MINUTE) == 0
+    assert sum(counts(3600).values()) == 1
+
+
+def test_the_database_adds_up_what_ended():
+    at = floor(databases.clock("default"), MINUTE) - MINUTE
+    for seconds in (0.0005, 0.001, 0.5, 1.0, 59.0):
+        ended(at, ran=seconds, waited=60 - seconds)
+    make("cancelled", finished_at=at, started_at=None)
+    with CaptureQueriesContext(connection) as queries:
+        found = statistics.ended("default", at, at + MINUTE)
+    assert len(queries) == 1
+    assert "GROUP BY" in queries[0]["sql"]
+    [row] = [row for row in found.values() if row.state == "succeeded"]
+    assert row.ran == Counter(str(bucket(seconds)) for seconds in (0.0005, 0.001, 0.5, 1.0, 59.0))
+    assert row.waited == Counter(str(bucket(60 - seconds)) for seconds in (0.0005, 0.001, 0.5, 1.0, 59.0))
+    assert [row.ran for row in found.values() if row.state == "cancelled"] == [{}], "it never began"
+
+
 def test_this_minute_is_not_over():
     ended(floor(timezone.now(), MINUTE) + MINUTE)
     Count().run_once()
@@ -140,7 +193,7 @@ def test_a_slow_count_gives_way_and_comes_to_its_end(monkeypatch):
 
 def test_old_ones_go():
     now = floor(timezone.now(), HOUR)
-    for length, age in ((60, 25), (60, 30), (3600, 30), (3600, 24 * 32)):
+    for length, age in ((60, 2), (60, 30), (3600, 30), (3600, 24 * 32)):
         Statistic.objects.create(
             length=length, begin=now - age * HOUR, task="t", queue="q", state="failed", error=str(age), count=1
         )
@@ -150,7 +203,7 @@ def test_old_ones_go():
     assert sorted(Statistic.objects.values_list("length", "error")) == [
         # What is older than all that is kept is in one sum.
         (0, "768"),
-        (60, "25"),
+        (60, "2"),
         (3600, "30"),
     ]
 

@@ -279,7 +279,7 @@ def test_a_hundred_thousand_go_with_a_few_statements_for_each_batch(side, settin
         assert (gone := Prune(side).run_once()["jobs"]) > ROWS * 0.9
     assert Job.objects.count() == before - gone
     # With what begins and ends their transactions, and what extensions keep of a job.
-    size = 10_000 if connection.vendor == "postgresql" else 500
+    size = 5_000 if connection.vendor == "postgresql" else 500
     assert len(queries) <= 10 * (gone / size + 3)
 
 
