@@ -51,7 +51,7 @@ class Turns:
         for connection in mine:
             if connection.in_atomic_block or not self._own.is_shared:
                 databases.drop(connection.alias)
-            elif not connection.allow_thread_sharing:
+            if not connection.allow_thread_sharing:
                 connection.inc_thread_sharing()
             del connections[connection.alias]
         is_shared = self._own.is_shared

@@ -124,8 +124,8 @@ class Database:
             server.execute("SELECT pg_reload_conf()")
 
     def listeners(self) -> list[int]:
-        """The server's processes that serve who listens for rings."""
-        return self._find("query LIKE 'LISTEN %'")
+        """The server's processes that serve who listens, and looks over the same connection."""
+        return self._find("(query LIKE 'LISTEN %' OR query ~ '^\\s*SELECT \\(\\s*SELECT own FROM unnest')")
 
     def end(self, pids: list[int]) -> None:
         with connection.cursor() as cursor:
