@@ -31,6 +31,9 @@ from jobs.lifecycle.run import Run, current
 from jobs.models.values import decoded, jsonable
 from jobs.store import databases
 
+#: Seconds to wait for another run of an idempotency key: others wait for the locks of the bodies before.
+MARKER_WAIT = 0.02
+
 
 class Member:
     """One body of a group. It has a context of its own: of several, each sees its own variables until it is told of."""
@@ -62,6 +65,8 @@ class Member:
             self._around.enter_context(extensions.around("around", run))
             self.has_begun = True
             tracer.begin(run)
+            if "idempotency_key" in run.task.key_templates and pipeline.leave_marker(run, MARKER_WAIT) is not None:
+                raise Alone("another job did the same")
             # A body may change what it was given.
             pipeline.call_body(run, decoded(run.job.args), decoded(run.job.kwargs))
             if run.planned or run.replacement is not None:
