@@ -270,7 +270,7 @@ def _attempt(run: Run) -> Committed | Conflict | Lost | Raised:
                 reached = "body"
                 at.prepare_body()
                 if "idempotency_key" in task.key_templates:
-                    source = _leave_marker(run)
+                    source = leave_marker(run)
                 if source is not None:
                     run.result = decoded(source.result)
                 else:
@@ -387,14 +387,14 @@ def tell(run: Run, source: Job | None, struck: BaseException | None) -> Any:
     return run.result
 
 
-def _leave_marker(run: Run) -> Job | None:
-    """The first statement of a body with an idempotency key; the job that was there before, if any."""
+def leave_marker(run: Run, wait: float | None = None) -> Job | None:
+    """The first statement of a body with an idempotency key; the job that was there before, if any (``markers``)."""
     template = run.task.key_templates["idempotency_key"]
     args, kwargs = run.job.args, run.job.kwargs
     if run.job.marker_key is None:
         # The release that enqueued it knew no key.
         run.job.marker_key = template.of(args, kwargs)
-    return markers.earlier(run.job, fingerprint(run.task.name, template.signature, args, kwargs))
+    return markers.earlier(run.job, fingerprint(run.task.name, template.signature, args, kwargs), wait)
 
 
 def check_returned(result: Any) -> None:

@@ -67,14 +67,17 @@ def once(*key: Any, using: str | None = None) -> Iterator[bool]:
         raise
 
 
-def earlier(job: Job, fingerprint: str) -> Job | None:
+def earlier(job: Job, fingerprint: str, wait: float | None = None) -> Job | None:
     """Leave the marker of a run, as the first statement of its transaction; the job that did so before, if any.
+
+    Parameters:
+        wait: seconds, if they are not ``JOBS["MARKER_WAIT"]``.
 
     Raises ``Busy`` as :func:`once`, and ``IdempotencyMismatch`` if the job that left the marker had other arguments.
     """
     assert job.marker_key is not None
     using = str(job._state.db)
-    while not take(job.marker_key, Marker.Kind.TASK, using, job.pk, fingerprint):
+    while not take(job.marker_key, Marker.Kind.TASK, using, job.pk, fingerprint, wait):
         marker = Marker.objects.using(using).filter(key=job.marker_key, kind=Marker.Kind.TASK).first()
         # Race: it may be pruned before it is read.
         if marker is None:
@@ -93,12 +96,12 @@ def is_left(job: Job) -> bool:
     return rows.exclude(expires_at__lte=Now()).exists()
 
 
-def take(key: str, kind: str, using: str, job: Any, fingerprint: str = "") -> bool:
+def take(key: str, kind: str, using: str, job: Any, fingerprint: str = "", wait: float | None = None) -> bool:
     """Leave a marker in the current transaction; False: there is one.
 
     Race: of an uncommitted marker of the same key. The INSERT waits for its transaction to end.
     """
-    connection, keep, wait = connections[using], conf().MARKER_RETENTION, conf().MARKER_WAIT
+    connection, keep, wait = connections[using], conf().MARKER_RETENTION, wait or conf().MARKER_WAIT
     expires_at = None if keep is None else transitions.now_plus(keep)
     values = {"fingerprint": fingerprint, "job": job, "created_at": Now(), "expires_at": expires_at}
     rows = Marker.objects.using(using).filter(key=key, kind=kind)

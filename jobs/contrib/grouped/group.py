@@ -26,10 +26,14 @@ from jobs.conf.syncpoints import reach
 from jobs.contrib.grouped.savepoints import Alone, none_sent
 from jobs.errors import LostLease
 from jobs.execution import finish, pipeline, tracer
+from jobs.idempotency.locks import wake_left
 from jobs.lifecycle import transitions
 from jobs.lifecycle.run import Run, current
 from jobs.models.values import decoded, jsonable
 from jobs.store import databases
+
+#: Seconds to wait for another run of an idempotency key: others wait for the locks of the bodies before.
+MARKER_WAIT = 0.02
 
 
 class Member:
@@ -62,6 +66,8 @@ class Member:
             self._around.enter_context(extensions.around("around", run))
             self.has_begun = True
             tracer.begin(run)
+            if "idempotency_key" in run.task.key_templates and pipeline.leave_marker(run, MARKER_WAIT) is not None:
+                raise Alone("another job did the same")
             # A body may change what it was given.
             pipeline.call_body(run, decoded(run.job.args), decoded(run.job.kwargs))
             if run.planned or run.replacement is not None:
@@ -135,6 +141,7 @@ class Member:
 
     def _leave(self) -> None:
         self._around.close()
+        wake_left(self.run)
         tracer.enter(self.run)
         tracer.end(self.run)
 

@@ -105,12 +105,10 @@ class GroupingRunner(Runner):
             and job.lease <= CLAIMS
             # Its end has more to write, or another time.
             and job.expires_at is None
-            and job.marker_key is None
             and job.limit_key is None
             and not any(getattr(job, name) for name in ADDED)
             and FOLLOWED.isdisjoint(job.options)
             and not ("v" in job.options and is_newer(job.options))
-            and "idempotency_key" not in task.key_templates
         )
 
     def _members(self, jobs: list[Job], using: str, token: int) -> Iterator[Member]:

@@ -118,7 +118,7 @@ def test_without_once_it_is_found(row, monkeypatch):
 @pytest.mark.slow
 def test_without_the_idempotency_key_it_is_found(row, monkeypatch):
     assert_idempotent(rows.marked, row.pk)
-    monkeypatch.setattr(pipeline, "_leave_marker", lambda run: None)
+    monkeypatch.setattr(pipeline, "leave_marker", lambda run: None)
     finding = found_in(rows.marked, row.pk)[0]
     assert (finding.kind, finding.line) == ("again", inspect.getsourcelines(rows.marked.run)[1])
 

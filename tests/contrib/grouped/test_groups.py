@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from contextlib import contextmanager
 
 import psycopg
@@ -15,13 +16,14 @@ from django.test.utils import CaptureQueriesContext
 
 import jobs
 from jobs import Snooze, signals
+from jobs.conf import conf
 from jobs.contrib.grouped import group
 from jobs.contrib.grouped.runner import GroupingRunner
 from jobs.lifecycle import transitions
 from jobs.lifecycle.run import current_job, current_run
 from jobs.lifecycle.worker_state import worker_state
-from jobs.models import Job
-from jobs.store import sessions
+from jobs.models import Job, Marker
+from jobs.store import databases, sessions
 from tests import tasks
 from tests.helpers.harness import effects
 from tests.models import Effect
@@ -372,6 +374,54 @@ def test_after_a_group_that_rolled_back_its_task_runs_alone_for_a_moment(runner,
     run_all(runner)
     assert groups == ["ValueError", 4]
     assert effect.name not in runner._broken
+
+
+@shared_task(grouped=True, idempotency_key="grouped:{key}")
+def once(key):
+    write(key)
+    return key
+
+
+@pytest.mark.core
+def test_each_body_leaves_the_marker_of_its_key(runner, groups):
+    runner._means[once.name] = 0.001
+    once.delay_many([(str(n),) for n in range(10)])
+    assert runner.run_batch()
+    assert groups == [10]
+    assert effects() == {str(n): 1 for n in range(10)}
+    assert Marker.objects.count() == 10
+
+
+def test_a_duplicate_runs_alone_and_has_the_result_of_the_first(runner, groups):
+    """Both in one group, and one that was there before."""
+    runner._means[once.name] = 0.001
+    once.delay_many([(key,) for key in "aba"])
+    run_all(runner)
+    assert groups[0] == "Alone"
+    once.delay_many([(key,) for key in "ac"])
+    runner._means[once.name], runner._next = 0.001, 100
+    run_all(runner)
+    assert effects() == {"a": 1, "b": 1, "c": 1}
+    assert [job.result for job in Job.objects.order_by("pk")] == ["a", "b", "a", "a", "c"]
+
+
+def test_a_key_that_another_run_has_does_not_hold_up_a_group(runner, groups):
+    """The group gives up soon; alone its job waits as long as ever, and comes again."""
+    if connection.vendor != "postgresql":
+        pytest.skip("one writer, or a wait of a second at least")
+    runner._means[once.name] = 0.001
+    once.delay_many([(key,) for key in "abc"])
+    with databases.apart("default") as other, other.cursor() as cursor:
+        cursor.execute("BEGIN")
+        columns, values = "key, kind, fingerprint, created_at", "'grouped:b', 'task', '', now()"
+        cursor.execute(f"INSERT INTO jobs_marker ({columns}) VALUES ({values})")
+        claimed, began = runner.take(), time.monotonic()
+        assert runner._run_together(claimed, 0, began) == 0
+        assert time.monotonic() - began < conf().MARKER_WAIT
+        cursor.execute("ROLLBACK")
+    assert groups == ["Busy"]
+    runner._run_all(claimed)
+    assert effects() == {"a": 1, "b": 1, "c": 1}
 
 
 ALONE = {
