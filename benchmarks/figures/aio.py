@@ -103,6 +103,7 @@ class Aio(Figure):
     quick_peers = ("jobs-async",)
     parts = ({"body": "waiting", "number": 2_000}, {"body": "empty", "number": 10_000})
     quick_parts = ({"body": "waiting", "number": 500}, {"body": "empty", "number": 5_000})
+    rounds = 2
     timeout = 180.0
 
     def measure(self, scene: Scene, body: str = "", number: int = 0, **options: Any) -> dict[str, float | None]:
