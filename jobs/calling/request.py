@@ -52,7 +52,10 @@ def make(job: Job, task: Any, app: Celery, hostname: str) -> Context:
         made |= {name: headers[name] for name in TEXTS}
     if own:
         made["headers"] = own
-    return Context(made)
+    # Celery's constructor would look among all of these for headers of the call's own. They are known.
+    context = Context.__new__(Context)
+    context.update(made)
+    return context
 
 
 def headers_of(job: Job, app: Celery, options: Mapping[str, Any], task: Any = None) -> dict[str, Any]:

@@ -137,7 +137,7 @@ def renew_all(jobs: Sequence[Job]) -> list[Job]:
     """The same for all rows of a claim, whose bodies begin at once; returns those that are still its own."""
     using, before = str(jobs[0]._state.db), jobs[0].token or 0
     after, keys = renewed(before), [job.pk for job in jobs]
-    rows = Job.objects.using(using).filter(pk__in=keys, state=State.RUNNING)
+    rows = Job.objects.using(using).filter(store.of(using).among("pk", keys), state=State.RUNNING)
     with store.of(using).write_mutex():
         done = rows.filter(token=before).update(token=after, started_at=Now())
     left = set(keys) if done == len(keys) else set(rows.filter(token=after).values_list("pk", flat=True))

@@ -38,6 +38,9 @@ from jobs.lifecycle.worker_state import AWAITS, REVOKED, ProcessState, worker_st
 #: How many a process claims at first; while there are more, twice as many each time. So others get some of a few.
 FIRST, MOST = 10, 200
 
+#: So many are begun before the first of them gets to its coroutine.
+BEGUN = 50
+
 #: Seconds for which a full process waits when bodies end, so that it claims for several.
 GATHER = 0.02
 
@@ -144,8 +147,8 @@ class Bodies:
             if self._slots and not self._is_retired:
                 slots = self._slots[: min(len(self._slots), size)]
                 runs, is_more = await self.on_thread(partial(self._runner.take_some, slots))
-            for first in range(0, len(runs), FIRST):
-                await self._begin(runs[first : first + FIRST])
+            for first in range(0, len(runs), BEGUN):
+                await self._begin(runs[first : first + BEGUN])
             size = min(2 * size, MOST) if is_more else FIRST
             if not is_more or not self._slots:
                 await self._sleep(not self._slots or self._is_retired)
