@@ -50,8 +50,7 @@ def make(job: Job, task: Any, app: Celery, hostname: str) -> Context:
     if own and conf().REDACT is not None:
         # Those of a call by name came with the message.
         made |= {name: headers[name] for name in TEXTS}
-    if own:
-        made["headers"] = own
+    made["headers"] = own or None
     # Celery's constructor would look among all of these for headers of the call's own. They are known.
     context = Context.__new__(Context)
     context.update(made)
