@@ -337,7 +337,8 @@ def hand_back_claim(using: str, node: uuid.UUID, token: int, begun: uuid.UUID | 
 def redirect(job_id: uuid.UUID, using: str, columns: dict[str, Any], states: Sequence[str] = WAITING) -> bool:
     """Change where a job waits: its queue, its priority, its time. The workers are told after the commit."""
     rows = Job.objects.using(using).filter(pk=job_id)
-    if rows.filter(state__in=states).update(**columns) != 1:
+    # One that was held back stood elsewhere in its line.
+    if rows.filter(state__in=states).update(**{"held": None, **columns}) != 1:
         return False
     queues = rows.filter(state=State.READY).values_list("queue", flat=True)
     transaction.on_commit(lambda: wakeups.notify(using, queues), using=using, robust=True)

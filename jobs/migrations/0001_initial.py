@@ -493,6 +493,9 @@ class Migration(migrations.Migration):
                 ('last_at', models.FloatField(db_default=0, default=0)),
                 ('next_at', models.FloatField(db_default=0, default=0)),
                 ('look_at', models.FloatField(null=True)),
+                ('held_rank', models.SmallIntegerField(null=True)),
+                ('held_from', models.DateTimeField(null=True)),
+                ('held_id', models.UUIDField(null=True)),
             ],
             options={
                 'db_table': 'jobs_rate_limiter',

@@ -98,7 +98,7 @@ class Claim(NamedTuple):
     without: Sequence[str] = ()
     after: tuple[Any, ...] = ()
     only: Sequence[str] = ()
-    #: What says which ready rows come first, in place of the order of the queue (``contrib/fair/order.py``).
+    #: An extension that says which ready rows come first, in place of the order of the queue: ``first`` or ``free``.
     order: Any = None
 
 

@@ -49,6 +49,8 @@ FEW, MORE = 10, CROWD
 WINDOW = 200
 #: Seconds between two looks at what is held, or stands in the way, while claims find something.
 LOOK = 1.0
+#: The same while they find nothing, however often the process is woken.
+QUIET = 0.25
 #: How many times a claim goes on after it has moved others out of its way.
 TRIES = 200
 #: How many limiters are looked at together.
@@ -99,6 +101,10 @@ class LimitedClaimer(claims.Claimer):
         self._tidy_at: dict[tuple[str, str], float] = {}
         #: For each database and queue: the position of the row that was the first when it looked last.
         self._start: dict[tuple[str, str], tuple[Any, ...]] = {}
+        #: For each database and queue: until when it leaves what is held alone, because nobody could be let in; and by
+        #: which limits.
+        self._known: Limits | None = None
+        self._quiet_until: dict[tuple[str, str], float] = {}
         #: The databases and queues at whose beginning more than a few jobs stand in the way.
         self._crowded: set[tuple[str, str]] = set()
         #: For each database and queue: when a rate lets the next job start, on the monotonic clock.
@@ -124,8 +130,9 @@ class LimitedClaimer(claims.Claimer):
                 self._left[str(job._state.db)].add(job.limit_key)
 
     def may_find_more(self, jobs: Sequence[Job], asked: int) -> bool:
-        # Of a limit one job is claimed after the other.
-        return len(jobs) == asked or any(job.limit_key for job in jobs)
+        # Of a limit one job is claimed after the other; of one with a single slot the next one waits for its end.
+        tasks = limits.in_force(self._app or celery_app()).tasks
+        return super().may_find_more(jobs, asked) or any(tasks.get(job.task, Limit(1)).slots != 1 for job in jobs)
 
     def claim(
         self,
@@ -140,9 +147,11 @@ class LimitedClaimer(claims.Claimer):
     ) -> list[Job]:
         known = limits.in_force(self._app or celery_app())
         spot = (using, queue)
-        self._opens_at.pop(spot, None)
+        if known is not self._known:
+            self._known, self._quiet_until = known, {}
         if not known.concern(queue) and not worker_state.holds:
             self._left.clear()
+            self._opens_at.pop(spot, None)
             return super().claim(using, queue, node, limit, token, without, only, order)
         is_plain = time.monotonic() < self._plain_until.get(spot, 0.0)
         unlimited = (*known.tasks, *without)
@@ -155,23 +164,24 @@ class LimitedClaimer(claims.Claimer):
     def _claim_within(self, known: Limits, using: str, claim: Claim) -> list[Job]:
         """Claim no more than the limits leave."""
         queue, spot = claim.queue, (using, claim.queue)
-        left = self._left.pop(using, None)
-        if left and (worker_state.holds or self._holds):
-            for limiter in RateLimiter.objects.using(using).filter(pk__in=left, look_at__isnull=False):
-                if _let_in(using, limiter, known):
-                    self._start.clear()
+        last = self._let_in_left(using, queue, known)
         rows: list[Job] = []
         at_once = store.of(using).writes_at_once
         for _ in range(TRIES):
+            now = time.monotonic()
             try:
                 # Before the position of an old look a better job may have come.
-                start = self._start.get(spot, ()) if time.monotonic() < self._tidy_at.get(spot, 0.0) else ()
+                start = self._start.get(spot, ()) if now < self._tidy_at.get(spot, 0.0) else ()
                 if claim.order is not None:
                     rows = limited.take(using, claim, known, FEW) if at_once else _take_anywhere(using, claim, known)
                     claim = claim._replace(order=None)
+                elif start and last:
+                    # Up to those that were just let in. Of those that are held there are index entries behind them.
+                    rows, last = limited.take(using, claim, known, FEW, start, last), ()
+                    self._start[spot] = POSITION(rows[0]) if rows else start
                 if start and not rows:
-                    beyond = MORE if spot in self._crowded else FEW
-                    rows = limited.take(using, claim, known, beyond, start)
+                    more = MORE if spot in self._crowded else FEW
+                    rows = limited.take(using, claim, known, more, start)
                     if len(rows) < claim.limit:
                         self._crowded.add(spot)
                 if not rows:
@@ -182,8 +192,9 @@ class LimitedClaimer(claims.Claimer):
                     raise
                 # Race: another claim chose the same slot, and has it; or it passed one of the limiters.
                 continue
-            if rows and time.monotonic() < self._tidy_at.get(spot, 0.0):
+            if now < (self._tidy_at if rows else self._quiet_until).get(spot, 0.0):
                 break
+            self._opens_at.pop(spot, None)
             self._tidy_at[spot] = time.monotonic() + LOOK
             self._crowded.discard(spot)
             try:
@@ -193,9 +204,29 @@ class LimitedClaimer(claims.Claimer):
                 if not rows and not databases.is_conflict(exc):
                     raise
                 break
+            if not rows and not may_find_more:
+                until = now + QUIET
+                self._quiet_until[spot] = min(until, self._opens_at.get(spot, until))
             if rows or not may_find_more:
                 break
         return rows
+
+    def _let_in_left(self, using: str, queue: str, known: Limits) -> tuple[Any, ...]:
+        """Let in those behind the jobs that this process had; returns where the last one in this queue stands."""
+        if not (left := self._left.pop(using, None)):
+            return ()
+        found: list[Any] = []
+        closed: list[RateLimiter] = []
+        if worker_state.holds or self._holds:
+            closed = list(RateLimiter.objects.using(using).filter(pk__in=left, look_at__isnull=False))
+        for name, place in [each for limiter in closed for each in _let_in(using, limiter, known)]:
+            if store.of(using).writes_at_once:
+                self._start[using, name] = min(self._start.get((using, name), place), place)
+            found += [place] if name == queue else []
+        if len(closed) < len(left) or not found:
+            # Those that wait for them are where all claims look.
+            self._quiet_until.clear()
+        return max(found, default=())
 
     def _tidy(self, using: str, queue: str, known: Limits) -> bool:
         """Let in whose turn it is, and hold what stands in the way; whether a claim may find more now."""
@@ -206,13 +237,14 @@ class LimitedClaimer(claims.Claimer):
         due = closed.filter(Q(look_at__lte=now) | Q(look_at__gt=now + LONGEST_LOOK + LOOK)).order_by("look_at")[
             :LIMITERS
         ]
-        done = sum([_let_in(using, limiter, known) for limiter in due if _take_rate(using, limiter, now)])
+        done = sum([len(_let_in(using, limiter, known)) for limiter in due if _take_rate(using, limiter, now)])
         self._holds = closed.exists()
         ready = Job.objects.using(using).filter(CLAIMABLE, queue=queue).order_by(*ORDER)
         head = list(_rows(ready)[:WINDOW])
-        if store.of(using).writes_at_once:
-            self._start[spot] = POSITION(head[0]) if head else ()
-        if queue not in known.queues and not any(row.limit_key or row.task in known.tasks for row in head):
+        if head and store.of(using).writes_at_once:
+            self._start[spot] = POSITION(head[0])
+        is_limited = any(row.limit_key or row.task in known.tasks for row in head) or (self._holds and not head)
+        if queue not in known.queues and not is_limited:
             self._plain_until[spot] = time.monotonic() + LOOK
             return bool(done)
         self._plain_until[spot] = 0.0
@@ -366,8 +398,8 @@ def _take_rate(using: str, limiter: RateLimiter, now: float) -> bool:
     return bool(mine.update(look_at=limiter.look_at))
 
 
-def _let_in(using: str, limiter: RateLimiter, known: Limits) -> int:
-    """Let claims look at the first jobs of its lines, as many as may run soon; returns how many that are.
+def _let_in(using: str, limiter: RateLimiter, known: Limits) -> list[tuple[str, Any]]:
+    """Let claims look at the first jobs of its lines, as many as may run soon; returns the queue and place of each.
 
     Race: others may be held meanwhile, and that changes ``look_at``. So it is only changed as it was read.
     """
@@ -387,20 +419,29 @@ def _let_in(using: str, limiter: RateLimiter, known: Limits) -> int:
         # When half of those that may be let in ahead have begun.
         used_up = opens_in + soon * limit.pause
         look_at = now + min(max(SHORTEST_LOOK, used_up - ahead * limit.pause / 2), LONGEST_LOOK)
-    done = 0
+    done: list[tuple[str, Any]] = []
+    places: list[Any] = []
     while first is not None and most > 0:
         # The workers of one queue may not look at another: each queue has a line of its own.
-        line = _line(using, limiter.pk, first.queue).values_list("pk", "held")
-        ids = [pk for pk, is_held in line[:most] if is_held]
+        line = limited.behind(_line(using, limiter.pk, first.queue), limiter)
+        ids = [pk for pk, is_held in line.values_list("pk", "held")[:most] if is_held]
+        # By their keys alone: the planner would take the index of all that are held.
+        own = Job.objects.using(using).filter(pk__in=ids)
         with transaction.atomic(using=using):
-            ids = list(databases.free(Job.objects.using(using).filter(HELD, pk__in=ids)).values_list("pk", flat=True))
-            done += Job.objects.using(using).filter(HELD, pk__in=ids).update(held=None) if ids else 0
+            free = [
+                job for job in databases.free(own).only("state", "held", *ORDER) if job.held and job.state == "ready"
+            ]
+            own.filter(pk__in=[job.pk for job in free]).update(held=None)
+        done += [(first.queue, POSITION(job)) for job in free]
+        places += line.filter(HELD).values_list(*ORDER)[:1]
         first = held.filter(queue__gt=first.queue).only("queue", "task").first()
+    values: dict[str, Any] = {"look_at": look_at}
+    if most > 0 and store.of(using).writes_at_once:
+        values |= dict(zip(limited.PLACE, min(places, default=(None, None, None)), strict=True))
     # Those that were just let in may stand before the position from which other claims go on: so it looks once more.
-    is_over = not done and most > 0 and not held.exists()
-    RateLimiter.objects.using(using).filter(pk=limiter.pk, look_at=limiter.look_at).update(
-        look_at=None if is_over else look_at
-    )
+    if most > 0 and not done and not held.exists():
+        values["look_at"] = None
+    RateLimiter.objects.using(using).filter(pk=limiter.pk, look_at=limiter.look_at).update(**values)
     return done
 
 

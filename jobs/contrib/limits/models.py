@@ -47,6 +47,10 @@ class RateLimiter(Completed):
     next_at = models.FloatField(default=0, db_default=0)
     #: When somebody looks whether one of the jobs that are held back can be let in; None: none is held back.
     look_at = models.FloatField(null=True)
+    #: While some are held: none of them stands before this place, as ``ORDER``. None: it is not known.
+    held_rank = models.SmallIntegerField(null=True)
+    held_from = models.DateTimeField(null=True)
+    held_id = models.UUIDField(null=True)
 
     class Meta:
         db_table = "jobs_rate_limiter"

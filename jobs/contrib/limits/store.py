@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
+from uuid import UUID
+
+from django.db.models import BooleanField, QuerySet
+from django.db.models.expressions import RawSQL
 
 from jobs import store
 from jobs.contrib.limits.limits import Limits, name_of
+from jobs.contrib.limits.models import RateLimiter
 from jobs.contrib.limits.rates import Limit
 from jobs.models import Job
 from jobs.models.columns import BY_ORDER, ORDER, Part, named
@@ -71,8 +76,16 @@ WITH first AS MATERIALIZED (
         -- Jobs that are held are not among the rows that were read, and may stand before it in its line.
         AND CASE WHEN (SELECT NOT EXISTS (SELECT 1 FROM jobs_rate_limiter WHERE look_at IS NOT NULL)) THEN true
             ELSE NOT EXISTS (
-                SELECT 1 FROM jobs_job AS earlier
+                -- From the first one on that is held: of those before it there are index entries, and no rows.
+                SELECT 1 FROM (
+                    SELECT coalesce(held_rank, -32768)::smallint AS rank,
+                        coalesce(held_from, '-infinity') AS run_at, coalesce(held_id, {nil}) AS id
+                    FROM (SELECT 1) AS one LEFT JOIN jobs_rate_limiter
+                        ON key = head.limit_key AND look_at IS NOT NULL
+                    OFFSET 0
+                ) AS held CROSS JOIN jobs_job AS earlier
                 WHERE earlier.state = 'ready' AND earlier.limit_key = head.limit_key AND earlier.queue = {queue}
+                  AND (earlier.rank, earlier.run_at, earlier.id) >= (held.rank, held.run_at, held.id)
                   AND (earlier.rank, earlier.run_at, earlier.id) < (head.rank, head.run_at, head.id)
             ) END {open}
     )
@@ -96,6 +109,7 @@ _COLUMNS = "id, task, limit_key, rank, run_at"
 
 #: From the row on that was the first at the last look: the index entries of those before it may still be there.
 _START = f"AND {AT} >= {HERE}"
+_UNTIL = f"AND {AT} <= (%(last_rank)s::smallint, %(last_run_at)s::timestamptz, %(last_id)s::uuid)"
 
 #: From when on the next start is counted, as ``Limit.since``.
 _NEXT = """CASE WHEN last_at > {now} + 1 THEN {now}
@@ -166,36 +180,58 @@ WITH held AS (
     WHERE id = ANY (ARRAY(
         SELECT id FROM jobs_job WHERE id = ANY (%(ids)s) AND state = 'ready' AND held IS NULL FOR UPDATE SKIP LOCKED
     ))
-    RETURNING limit_key
+    RETURNING limit_key, rank, run_at, id
 ), noted AS (
-    INSERT INTO jobs_rate_limiter AS limiter (key, look_at)
-    SELECT limit_key, EXTRACT(EPOCH FROM clock_timestamp()) FROM held GROUP BY limit_key ORDER BY limit_key
+    INSERT INTO jobs_rate_limiter AS limiter (key, look_at, {held})
+    SELECT DISTINCT ON (limit_key) limit_key, EXTRACT(EPOCH FROM clock_timestamp()), {order}
+    FROM held ORDER BY limit_key, {order}
     -- Of a rate that is used up nobody can be let in before its time.
-    ON CONFLICT (key) DO UPDATE SET look_at = greatest(EXCLUDED.look_at, least(limiter.next_at, EXCLUDED.look_at + 1))
+    ON CONFLICT (key) DO UPDATE SET look_at = greatest(EXCLUDED.look_at, least(limiter.next_at, EXCLUDED.look_at + 1)),
+        ({held}) = (
+            SELECT {held} FROM (VALUES (EXCLUDED.held_rank, EXCLUDED.held_from, EXCLUDED.held_id)) AS new ({held})
+            -- Else others were held before, of which the first is not known, or stands before these.
+            WHERE limiter.look_at IS NULL OR ({held}) < (limiter.held_rank, limiter.held_from, limiter.held_id)
+            UNION ALL SELECT limiter.held_rank, limiter.held_from, limiter.held_id
+            LIMIT 1
+        )
 )
 SELECT count(*) FROM held
 """
+#: Where the first one that is held stands, or stood.
+PLACE = ("held_rank", "held_from", "held_id")
+
+
+def behind(line: QuerySet[Job], limiter: RateLimiter) -> QuerySet[Job]:
+    """The line from the first one on that is held: before it there are index entries, and no rows."""
+    if limiter.held_rank is None or not store.of(line.db).writes_at_once:
+        return line
+    place = [getattr(limiter, name) for name in PLACE]
+    return line.filter(RawSQL(f"({BY_ORDER}) >= (%s, %s, %s)", place, BooleanField()))
 
 
 def hold(using: str, ids: Sequence[Any]) -> int:
     """Hold ready jobs back; returns how many were not held already."""
-    return int(session_of(using).fetch(_HOLD, {"ids": list(ids)})[0][0])
+    return int(session_of(using).fetch(_HOLD.format(held=", ".join(PLACE), order=BY_ORDER), {"ids": list(ids)})[0][0])
 
 
-def take(using: str, claim: Claim, known: Limits, beyond: int, start: tuple[Any, ...] = ()) -> list[Job]:
+def take(
+    using: str, claim: Claim, known: Limits, beyond: int, start: tuple[Any, ...] = (), last: tuple[Any, ...] = ()
+) -> list[Job]:
     """Claim, and heed the limits.
 
     Parameters:
         beyond: how many rows it reads beyond those that it asks for.
-        start: a position in the queue: where it begins.
+        start, last: positions in the queue: where it begins, and ends.
     """
     session, own = session_of(using), known.queues.get(claim.queue, Limit())
     values = {"node": claim.node, "token": claim.token, "backend": session.backend, "without": list(claim.without)}
     values |= {"only": list(claim.only), **dict(zip(ORDER, start, strict=False))}
+    values |= {f"last_{name}": value for name, value in zip(ORDER, last, strict=False)}
     limit = min(claim.limit, own.burst) if own.pause else claim.limit
     tasks = tuple(known.tasks.items())
     window, more = claim.order.window(claim, _COLUMNS) if claim.order is not None else ("", {})
-    sql = claim_sql(claim.queue, limit, own, tasks, beyond, bool(start), bool(claim.without), bool(claim.only), window)
+    place = (_START if start else "") + (_UNTIL if last else "")
+    sql = claim_sql(claim.queue, limit, own, tasks, beyond, place, bool(claim.without), bool(claim.only), window)
     return store.of(using).claimed(session.fetch(sql, values | more))
 
 
@@ -206,7 +242,7 @@ def claim_sql(
     own: Limit,
     of_tasks: tuple[tuple[str, Limit], ...],
     beyond: int,
-    is_started: bool,
+    place: str,
     is_without: bool = False,
     is_only: bool = False,
     window: str = "",
@@ -226,11 +262,17 @@ def claim_sql(
         words["next"] = _NEXT.format(now=_NOW, burst="burst", pause="pause")
         picked = _PICKED.format(**words, of_queue=of_queue, most=most, queue_paced=queue_paced)
     words["next"] = _NEXT.format(now=_NOW, burst="head.burst", pause="head.pause")
-    start, tasks = _START if is_started else "", (WITHOUT if is_without else "") + (ONLY if is_only else "")
-    words |= {"ready": READY.format(queue=words["queue"]), "start": start, "without": tasks}
+    tasks = (WITHOUT if is_without else "") + (ONLY if is_only else "")
+    words |= {
+        "ready": READY.format(queue=words["queue"]),
+        "start": place,
+        "without": tasks,
+        "nil": f"'{UUID(int=0)}'::uuid",
+    }
     return _CLAIM.format(
         queue=words["queue"],
         order=BY_ORDER,
+        nil=words["nil"],
         window=window or _WINDOW.format(**words, window=limit + beyond),
         tasks=f"ARRAY[{', '.join(literal(name) for name, _ in of_tasks)}]",
         slots=f"ARRAY[{', '.join(str(each.slots or 'NULL') for _, each in of_tasks)}]",
