@@ -15,7 +15,7 @@ from jobs.contrib.grouped import runner as grouped_runner
 from jobs.models import Job
 from jobs.worker import runner
 from tests.faults.strike import Strike
-from tests.helpers.harness import Worker, effects, wait_reached
+from tests.helpers.harness import Worker, effects
 from tests.helpers.servers import wait_for
 from tests.models import Effect
 
@@ -86,10 +86,15 @@ def assert_each_once(but=()):
 
 
 @pytest.mark.parametrize("at", ["before_commit", "after_completion", "after_commit"])
-def test_a_process_that_is_killed_around_the_commit_of_a_group(at):
+def test_a_process_that_is_killed_around_the_commit_of_a_group(tmp_path, at):
     effect.delay_many([(key,) for key in keys()])
-    with Worker(*BODIES, concurrency=1, sync=f"{at}=kill") as worker:
-        wait_reached(worker.directory, at)
+    # The first job of a task runs alone: it strikes in a claim of several, when all of its bodies have run.
+    strike = Strike(tmp_path, "last", at, "kill")
+    with Worker(*BODIES, concurrency=1, **strike.env):
+        strike.wait()
+        # What it committed is there, and of the others nothing.
+        done = Job.objects.filter(state="succeeded", pk__in=[*strike.before, strike.job]).count()
+        assert (done == 0) == (at != "after_commit")
         wait_done()
         assert_each_once()
         assert not Job.objects.filter(crashes__gt=0).exists()
@@ -138,13 +143,9 @@ def test_a_worker_that_stands_still_in_a_group_beside_another(tmp_path, point):
     if connection.vendor == "sqlite":
         pytest.skip("who stands still in a transaction on SQLite has the file's lock")
     effect.delay_many([(key,) for key in keys()])
-    strike = Strike(tmp_path, "middle", "body", "stop") if point == "body" else None
-    sync = "" if strike else f"{point}=stop"
-    with Worker(*BODIES, concurrency=1, sync=sync, **(strike.env if strike else {})) as first:
-        if strike:
-            strike.wait()
-        else:
-            wait_reached(first.directory, point)
+    strike = Strike(tmp_path, "last", point, "stop")
+    with Worker(*BODIES, concurrency=1, **strike.env) as first:
+        strike.wait()
         first.signal(signal.SIGSTOP)
         with Worker(*BODIES, concurrency=1):
             wait_done(timeout=60 + 4 * conf().DEAD_AFTER)
