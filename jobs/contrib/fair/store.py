@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from django.db import connections
 from django.db.models import Count
 
+from jobs import store
 from jobs.contrib.fair.models import KEYED
 from jobs.inspection.counts import MOST
 from jobs.models import Job
 from jobs.models.columns import BY_ORDER
-from jobs.store import databases
 from jobs.store.base import Claim
 from jobs.store.postgresql import ONLY, READY, WITHOUT
 from jobs.store.sessions import literal
@@ -67,8 +66,8 @@ WITH RECURSIVE step (key, place) AS (
 SELECT key, (SELECT count(*) FROM (SELECT 1 FROM jobs_job WHERE {waits} AND fair_key = step.key LIMIT {most}) AS own)
 FROM step WHERE key IS NOT NULL
 """
-#: The operators of PostgreSQL's index.
-_WORDS = {"postgresql": {"using": "USING ~<~", "behind": "~>~"}, "sqlite": {"using": "", "behind": ">"}}
+#: The operators of PostgreSQL's index, and of SQLite's.
+_TEXT, _PLAIN = {"using": "USING ~<~", "behind": "~>~"}, {"using": "", "behind": ">"}
 
 
 def rows_sql(claim: Claim, columns: str, share: str, most: int, lock: str, is_left: bool, is_weighted: bool) -> str:
@@ -106,10 +105,10 @@ def _rows_sql(
 
 def waiting(using: str, queue: str, most: int = MOST) -> list[tuple[str, int]]:
     """The keys of a queue, and how many jobs each has ready: up to ``most``, of the first :data:`KEYS` keys."""
-    if (words := _WORDS.get(connections[using].vendor)) is None:
+    at = store.of(using)
+    if not at.writes_at_once and not at.has_one_writer:
         rows = Job.objects.using(using).filter(KEYED, queue=queue)
         return list(rows.order_by("fair_key").values_list("fair_key").annotate(Count("pk"))[:KEYS])
     waits = WAITS.format(queue=literal(queue))
-    return [
-        (key, count) for key, count in databases.ask(using, _COUNTS.format(waits=waits, keys=KEYS, most=most, **words))
-    ]
+    sql = _COUNTS.format(waits=waits, keys=KEYS, most=most, **(_TEXT if at.writes_at_once else _PLAIN))
+    return [(key, count) for key, count in at.ask(sql)]
