@@ -121,7 +121,7 @@ def _hold_shapes(alias: str, findings: dict[str, Finding], everything: bool) -> 
     if everything:
         passes: Iterable[Any] = chain(((jobs, None) for jobs in live), ((jobs, None) for jobs in _parts(rows)))
     else:
-        last = rows.filter(finished_at__gte=now_plus(-WINDOW)).order_by("-finished_at")
+        last = rows.exclude(state__in=LIVE).filter(finished_at__gte=now_plus(-WINDOW)).order_by("-finished_at")
         # What has ended without a time is not in that index.
         endless = newest(rows).exclude(state__in=LIVE).filter(finished_at=None)
         passes = [*((jobs, MOST) for jobs in live), (last, HISTORY), (endless, MOST)]
