@@ -29,7 +29,9 @@ def waiting(queue: str, most: int = MOST) -> Counter[str]:
 
 def status(found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """How many keys have jobs ready, of each queue where some do; up to :data:`KEYS`."""
-    counts = {name: len(waiting(name, 1)) for name, queue in found["queues"].items() if queue["ready"]}
+    ready = [name for name, queue in found["queues"].items() if queue["ready"]]
+    keyed = {name for alias in conf().DATABASES for name in store.keyed(alias, ready)}
+    counts = {name: len(waiting(name, 1)) for name in ready if name in keyed}
     return {name: {"keys": count, "capped": count >= KEYS} for name, count in counts.items() if count}
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 from celery import current_app
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
+from jobs.contrib.fair import waiting as shares
 from jobs.contrib.fair.keys import NO_KEY
 from jobs.contrib.operator import metrics, status
 from jobs.contrib.why import waiting
@@ -74,3 +77,13 @@ def test_metrics_count_the_keys_of_a_queue():
     bodies.of_nobody.apply_async((), queue="mail")
     assert status.gather(live=True)["fair"] == {"fair": {"keys": 3, "capped": False}}
     assert 'jobs_fair_keys{queue_name="fair"} 3.0' in metrics.exposition()[0].decode()
+
+
+def test_queues_without_keys_cost_the_status_no_question_each():
+    def queries(number: int) -> int:
+        names = [f"queue{each}" for each in range(number)]
+        with CaptureQueriesContext(connection) as captured:
+            assert shares.status({"queues": {name: {"ready": 1} for name in names}}) == {}
+        return len(captured)
+
+    assert queries(1) == queries(50) == 1
