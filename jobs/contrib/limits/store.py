@@ -83,10 +83,15 @@ WITH first AS MATERIALIZED (
                     FROM (SELECT 1) AS one LEFT JOIN jobs_rate_limiter
                         ON key = head.limit_key AND look_at IS NOT NULL
                     OFFSET 0
-                ) AS held CROSS JOIN jobs_job AS earlier
-                WHERE earlier.state = 'ready' AND earlier.limit_key = head.limit_key AND earlier.queue = {queue}
-                  AND (earlier.rank, earlier.run_at, earlier.id) >= (held.rank, held.run_at, held.id)
-                  AND (earlier.rank, earlier.run_at, earlier.id) < (head.rank, head.run_at, head.id)
+                -- The first of the line, and not all before this one: where the ranks are equal, a scan up to a row
+                -- goes on to the end of the line.
+                ) AS held CROSS JOIN LATERAL (
+                    SELECT rank, run_at, id FROM jobs_job AS earlier
+                    WHERE earlier.state = 'ready' AND earlier.limit_key = head.limit_key AND earlier.queue = {queue}
+                      AND (earlier.rank, earlier.run_at, earlier.id) >= (held.rank, held.run_at, held.id)
+                    ORDER BY limit_key, queue, {order} LIMIT 1
+                ) AS earliest
+                WHERE (earliest.rank, earliest.run_at, earliest.id) < (head.rank, head.run_at, head.id)
             ) END {open}
     )
     ORDER BY head.place, head.rank, head.run_at, head.id

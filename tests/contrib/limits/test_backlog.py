@@ -96,4 +96,4 @@ def test_what_waits_behind_a_limit_costs_the_next_job_nothing():
     read = run(300, claimer)[-100:]
     if is_held_open():
         pytest.skip("somebody keeps a transaction open on this server")
-    assert median(read) < 60, read
+    assert median(read) < 100, read
