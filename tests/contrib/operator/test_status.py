@@ -43,7 +43,7 @@ def test_status_as_json_counts_by_state_and_queue():
     found = json.loads(run("status", "--json"))
     assert list(found) == [
         "databases", "jobs", "capped", "estimated", "queues", "pauses", "nodes", "dead_nodes", "died",
-        "oldest_ready_seconds", "due", "unknown_tasks", "limits", "schedules", "remarks",
+        "oldest_ready_seconds", "due", "unknown_tasks", "fair", "limits", "schedules", "remarks",
     ]  # fmt: skip
     assert found["jobs"] == {"scheduled": 2, "ready": 2, "running": 1, "succeeded": 1, "failed": 2, "cancelled": 0}
     ages = [queue.pop("oldest_ready_seconds") for queue in found["queues"].values()]
