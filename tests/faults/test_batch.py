@@ -121,7 +121,7 @@ def test_process_paused_in_a_batch(ledger, tmp_path, point, task):
 
 @guard(
     Without(
-        "jobs.worker.runner:Runner._run", "self._renew(job) and False", clause="must_renew and not self._renew(job)"
+        "jobs.worker.runner:Runner._run", "self._renew(job) and False", clause="not self._renew(job)"
     )
 )
 def test_batch_given_back_and_taken_by_nobody_else(ledger, tmp_path):

@@ -317,7 +317,7 @@ def test_a_transaction_left_idle_in_another_session(ledger, database):
 
 
 @guard(Without("jobs.store.databases:free", "rows.select_for_update()"))
-@guard(Without("jobs.store.postgresql:CLAIM", "", clause=" SKIP LOCKED"))
+@guard(Without("jobs.store.postgresql:_FIRST", "", clause=" SKIP LOCKED"))
 def test_a_transaction_left_idle_that_holds_jobs(ledger, database):
     """They have to wait for it, be they ready, due, expired, asked to end or old; nobody else has.
 
