@@ -119,11 +119,7 @@ def test_process_paused_in_a_batch(ledger, tmp_path, point, task):
     assert set(Job.objects.filter(pk__in=struck.behind).values_list("lease", flat=True)) == {2}
 
 
-@guard(
-    Without(
-        "jobs.worker.runner:Runner._run", "self._renew(job) and False", clause="not self._renew(job)"
-    )
-)
+@guard(Without("jobs.worker.runner:Runner._run", "self._renew(job) and False", clause="not self._renew(job)"))
 def test_batch_given_back_and_taken_by_nobody_else(ledger, tmp_path):
     """The only process is paused: when it goes on, what waited behind its body is not its own any more.
 
