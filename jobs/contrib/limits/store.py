@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
-from uuid import UUID
 
 from django.db.models import BooleanField, QuerySet
 from django.db.models.expressions import RawSQL
@@ -78,8 +77,8 @@ WITH first AS MATERIALIZED (
             ELSE NOT EXISTS (
                 -- From the first one on that is held: of those before it there are index entries, and no rows.
                 SELECT 1 FROM (
-                    SELECT coalesce(held_rank, -32768)::smallint AS rank,
-                        coalesce(held_from, '-infinity') AS run_at, coalesce(held_id, {nil}) AS id
+                    SELECT coalesce(held_rank, -32768)::smallint AS rank, coalesce(held_from, '-infinity') AS run_at,
+                        coalesce(held_id, '00000000-0000-0000-0000-000000000000') AS id
                     FROM (SELECT 1) AS one LEFT JOIN jobs_rate_limiter
                         ON key = head.limit_key AND look_at IS NOT NULL
                     OFFSET 0
@@ -107,8 +106,8 @@ RETURNING {columns}
 
 #: The first rows of the queue; another order of the claim has a window of its own.
 _WINDOW = """
-    SELECT id, task, limit_key, rank, run_at, 0 AS place FROM jobs_job WHERE {ready} {start} {without}
-    ORDER BY {order} LIMIT {window}
+    SELECT id, task, limit_key, rank, run_at, 0 AS place FROM jobs_job WHERE {ready} {where}
+    ORDER BY {order} LIMIT {limit}
 """
 _COLUMNS = "id, task, limit_key, rank, run_at"
 
@@ -117,28 +116,29 @@ _START = f"AND {AT} >= {HERE}"
 _UNTIL = f"AND {AT} <= (%(last_rank)s::smallint, %(last_run_at)s::timestamptz, %(last_id)s::uuid)"
 
 #: From when on the next start is counted, as ``Limit.since``.
-_NEXT = """CASE WHEN last_at > {now} + 1 THEN {now}
-    ELSE least(next_at, least(last_at, {now}) + {burst} * {pause}) END"""
+_NEXT = f"""CASE WHEN last_at > {_NOW} + 1 THEN {_NOW}
+    ELSE least(next_at, least(last_at, {_NOW}) + {{burst}} * {{pause}}) END"""
 
 #: The rate of a task's limit lets one start now.
-_OPEN = """AND (head.pause = 0 OR NOT EXISTS (
-            SELECT 1 FROM jobs_rate_limiter
-            WHERE key = head.limit_key AND {next} > {now} + (head.burst - 1) * head.pause
+_OPEN = f"""AND (head.pause = 0 OR NOT EXISTS (
+            SELECT 1 FROM jobs_rate_limiter WHERE key = head.limit_key
+            AND {_NEXT.format(burst="head.burst", pause="head.pause")} > {_NOW} + (head.burst - 1) * head.pause
         ))"""
 
 #: Where there are rates, or a limit of the queue. What a rate lets in now must begin now, and not behind the others of
 #: a batch: it is claimed alone.
-_PICKED = """, picked AS MATERIALIZED (
+_PICKED = f""", picked AS MATERIALIZED (
     SELECT * FROM (
         SELECT *, row_number() OVER best AS number, first_value(pause) OVER best AS first_pause
-        FROM found WINDOW best AS (ORDER BY place, {order})
-    ) AS ordered {of_queue}
-    WHERE CASE WHEN first_pause > 0 THEN number = 1 ELSE pause = 0 END {most}
+        FROM found WINDOW best AS (ORDER BY place, {BY_ORDER})
+    ) AS ordered {{of_queue}}
+    WHERE CASE WHEN first_pause > 0 THEN number = 1 ELSE pause = 0 END {{most}}
 ), paced AS MATERIALIZED (
     SELECT limit_key::text AS key,
-        greatest((SELECT {next} FROM jobs_rate_limiter WHERE key = limit_key), {now}) AS base,
+        greatest((SELECT {_NEXT.format(burst="burst", pause="pause")}
+            FROM jobs_rate_limiter WHERE key = limit_key), {_NOW}) AS base,
         pause AS step, (SELECT next_at FROM jobs_rate_limiter WHERE key = limit_key) AS seen
-    FROM picked WHERE pause > 0 {queue_paced}
+    FROM picked WHERE pause > 0 {{queue_paced}}
 ), passed AS (
     INSERT INTO jobs_rate_limiter AS limiter (key, last_at, next_at) SELECT key, base, base + step FROM paced
     ON CONFLICT (key) DO UPDATE SET last_at = EXCLUDED.last_at, next_at = EXCLUDED.next_at
@@ -171,8 +171,8 @@ _OF_QUEUE = """JOIN (
     ) AS spots USING (number)"""
 
 #: Of a queue with a rate: so many may start now.
-_QUEUE_RATE = """CROSS JOIN (
-        SELECT greatest((SELECT {next} FROM jobs_rate_limiter WHERE key = {name}), {now}) AS queue_base
+_QUEUE_RATE = f"""CROSS JOIN (
+        SELECT greatest((SELECT {_NEXT} FROM jobs_rate_limiter WHERE key = {{name}}), {_NOW}) AS queue_base
     ) AS queue_limiter"""
 _QUEUE_PACED = """UNION ALL
     SELECT {name}, min(queue_base), count(*) * {pause}, (SELECT next_at FROM jobs_rate_limiter WHERE key = {name})
@@ -233,29 +233,20 @@ def take(
     values |= {"only": list(claim.only), **dict(zip(ORDER, start, strict=False))}
     values |= {f"last_{name}": value for name, value in zip(ORDER, last, strict=False)}
     limit = min(claim.limit, own.burst) if own.pause else claim.limit
-    tasks = tuple(known.tasks.items())
     window, more = claim.order.window(claim, _COLUMNS) if claim.order is not None else ("", {})
     place = (_START if start else "") + (_UNTIL if last else "")
-    sql = claim_sql(claim.queue, limit, own, tasks, beyond, place, bool(claim.without), bool(claim.only), window)
+    tasks = (WITHOUT if claim.without else "") + (ONLY if claim.only else "")
+    sql = claim_sql(claim.queue, limit, own, tuple(known.tasks.items()), beyond, f"{place} {tasks}", window)
     return store.of(using).claimed(session.fetch(sql, values | more))
 
 
 @lru_cache(maxsize=1000)
 def claim_sql(
-    queue: str,
-    limit: int,
-    own: Limit,
-    of_tasks: tuple[tuple[str, Limit], ...],
-    beyond: int,
-    place: str,
-    is_without: bool = False,
-    is_only: bool = False,
-    window: str = "",
+    queue: str, limit: int, own: Limit, of_tasks: tuple[tuple[str, Limit], ...], beyond: int, where: str, window: str
 ) -> str:
     """What the limits are stands in it as well: they change seldom, and the planner sees them."""
-    words: dict[str, Any] = {"order": BY_ORDER, "queue": literal(queue), "name": literal(name_of(queue)), "now": _NOW}
+    words: dict[str, Any] = {"queue": literal(queue), "name": literal(name_of(queue))}
     words |= {"slots": own.slots, "pause": own.pause, "burst": own.burst}
-    words["next"] = _NEXT.format(**words)
     of_queue = _OF_QUEUE.format(**words) if own.slots else ""
     is_paced = any(each.pause for _, each in of_tasks)
     most = queue_paced = picked = ""
@@ -263,31 +254,22 @@ def claim_sql(
         of_queue += _QUEUE_RATE.format(**words)
         queue_paced = _QUEUE_PACED.format(**words)
         most = f"AND number <= floor({own.burst} - (queue_base - {_NOW}) / {own.pause})"
-    if is_several := is_paced or own != Limit():
-        words["next"] = _NEXT.format(now=_NOW, burst="burst", pause="pause")
-        picked = _PICKED.format(**words, of_queue=of_queue, most=most, queue_paced=queue_paced)
-    words["next"] = _NEXT.format(now=_NOW, burst="head.burst", pause="head.pause")
-    tasks = (WITHOUT if is_without else "") + (ONLY if is_only else "")
-    words |= {
-        "ready": READY.format(queue=words["queue"]),
-        "start": place,
-        "without": tasks,
-        "nil": f"'{UUID(int=0)}'::uuid",
-    }
+    if is_paced or own != Limit():
+        picked = _PICKED.format(of_queue=of_queue, most=most, queue_paced=queue_paced)
+    ready = READY.format(queue=words["queue"])
     return _CLAIM.format(
         queue=words["queue"],
         order=BY_ORDER,
-        nil=words["nil"],
-        window=window or _WINDOW.format(**words, window=limit + beyond),
+        window=window or _WINDOW.format(ready=ready, where=where, order=BY_ORDER, limit=limit + beyond),
         tasks=f"ARRAY[{', '.join(literal(name) for name, _ in of_tasks)}]",
         slots=f"ARRAY[{', '.join(str(each.slots or 'NULL') for _, each in of_tasks)}]",
         bursts=f"ARRAY[{', '.join(str(each.burst) for _, each in of_tasks)}]",
         pauses=f"ARRAY[{', '.join(str(each.pause) for _, each in of_tasks)}]",
         limit=limit,
-        open=_OPEN.format(**words) if is_paced else "",
+        open=_OPEN if is_paced else "",
         picked=picked,
-        source="picked" if is_several else "found",
-        passed=_PASSED if is_several else "",
+        source="picked" if picked else "found",
+        passed=_PASSED if picked else "",
         queue_slot="picked.queue_slot" if own.slots else "NULL",
         columns=", ".join(f"jobs_job.{name}" for name in named(Part.CLAIM)),
     )

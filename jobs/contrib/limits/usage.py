@@ -65,17 +65,13 @@ def usage() -> list[dict[str, Any]]:
     for name, limit in of.items():
         row = found[name] = {"name": name.removeprefix("@"), "kind": "queue" if name.startswith("@") else "task"}
         row |= {"concurrency": limit.slots, "rate": limit.rate, "by_hand": name in given}
-        row["per"] = _per(app and app.tasks.get(name))
+        # The limit holds for every key on its own.
+        per = getattr(app and app.tasks.get(name), "key_templates", {}).get("limit_key")
+        row["per"] = per and getattr(per.template, "__name__", str(per.template))
         row |= {"running": 0, "reached": None, "next_in": None}
     for alias in conf().DATABASES if of else ():
         _note_use(alias, of, found)
     return list(found.values())
-
-
-def _per(task: Any) -> str | None:
-    """The ``limit_key`` of a task, as its code says it: the limit holds for every key on its own."""
-    key = getattr(task, "key_templates", {}).get("limit_key")
-    return None if key is None else getattr(key.template, "__name__", str(key.template))
 
 
 def _note_use(using: str, of: Mapping[str, Limit], found: dict[str, dict[str, Any]]) -> None:
