@@ -64,7 +64,6 @@ class Claimer:
         token: int | None = None,
         without: Sequence[str] = (),
         only: Sequence[str] = (),
-        order: Any = None,
     ) -> list[Job]:
         """Move up to ``limit`` jobs of the queue to ``running``, with one fresh token and the next lease each.
 
@@ -72,17 +71,17 @@ class Claimer:
 
         A node that was declared dead claims nothing. An expired row is not claimed, and no row of a paused queue.
         The answer is in the order of the queue; it is empty if others are about to have what there is.
-
-        Parameters:
-            order: which come first in place of those of the queue (``Claim.order``); where it has none, these do.
         """
-        size, token = size_of(limit), token or new_token()
-        at, claim = store.of(using), Claim(queue, node, size, token, without, only=only)
-        if order is not None and (found := at.claim(claim._replace(order=order))):
+        return self.take(using, Claim(queue, node, size_of(limit), token or new_token(), without, only=only))
+
+    def take(self, using: str, claim: Claim) -> list[Job]:
+        """The same, for extensions to change. Where an order of the claim finds nothing, that of the queue holds."""
+        at, place = store.of(using), (using, claim.queue)
+        if claim.order is not None and (found := at.claim(claim)):
             return found
+        claim = claim._replace(order=None)
         if not at.claims_after:
             return at.claim(claim)
-        place = (using, queue)
         after = self._after.pop(place, None)
         rows: list[Job] = []
         if after and time.monotonic() < self._look_at.get(place, 0.0):
@@ -92,7 +91,7 @@ class Claimer:
             rows = at.claim(claim)
             took = time.monotonic() - began
             self._look_at[place] = time.monotonic() + (RARELY * took if took > SLOW_LOOK else LOOK)
-            if only and not rows and took > SLOW_LOOK:
+            if claim.only and not rows and took > SLOW_LOOK:
                 # It stepped over many jobs of other tasks.
                 self._rest_until[place] = self._look_at[place]
         if rows:

@@ -231,18 +231,20 @@ class Store:
 
     # A claim
 
-    def ready(self, queue: str, node: uuid.UUID) -> QuerySet[Job]:
-        """What the node may claim of the queue, in its order."""
+    def ready(self, claim: Claim) -> QuerySet[Job]:
+        """What it may claim, in the order of the queue."""
         using = self.using
         return (
             Job.objects.using(using)
             .filter(
                 CLAIMABLE,
                 Q(expires_at=None) | Q(expires_at__gt=Now()),
-                Exists(Node.objects.using(using).filter(pk=node, dead_at=None)),
-                ~Exists(Pause.objects.using(using).filter(pk=queue)),
-                queue=queue,
+                Exists(Node.objects.using(using).filter(pk=claim.node, dead_at=None)),
+                ~Exists(Pause.objects.using(using).filter(pk=claim.queue)),
+                Q(task__in=claim.only) if claim.only else Q(),
+                queue=claim.queue,
             )
+            .exclude(task__in=claim.without)
             .order_by(*ORDER)
         )
 
@@ -251,9 +253,7 @@ class Store:
 
         Race: of several processes that look at the same row, one gets it, and none waits: locked rows are skipped.
         """
-        first = self.ready(claim.queue, claim.node).exclude(task__in=claim.without)
-        if claim.only:
-            first = first.filter(task__in=claim.only)
+        first = self.ready(claim)
         # Without any lock: most looks find nothing.
         if not first.values_list("pk")[:1]:
             return []

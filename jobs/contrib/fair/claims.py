@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 import string
 import time
-import uuid
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -21,10 +20,11 @@ from jobs.contrib.fair import keys
 from jobs.contrib.fair.keys import NO_KEY
 from jobs.contrib.fair.order import Rotation
 from jobs.lifecycle import claims
-from jobs.lifecycle.claims import LOOK, RARELY, SLOW_LOOK, size_of
+from jobs.lifecycle.claims import LOOK, RARELY, SLOW_LOOK
 from jobs.models import CLAIMABLE, Job, State
 from jobs.models.columns import ORDER
 from jobs.store import databases
+from jobs.store.base import Claim
 
 #: Seconds for which a queue that was not known to have keys is claimed as one, after a job with a key was met in it.
 KEPT = 60.0
@@ -50,27 +50,18 @@ class FairClaimer(claims.Claimer):
         # Each key gave its share, and others may have more.
         return super().may_find_more(jobs, asked) or len({job.fair_key for job in jobs}) > 1
 
-    def claim(
-        self,
-        using: str,
-        queue: str,
-        node: uuid.UUID,
-        limit: int,
-        token: int | None = None,
-        without: Sequence[str] = (),
-        only: Sequence[str] = (),
-        order: Any = None,
-    ) -> list[Job]:
-        spot, now = (using, queue), time.monotonic()
+    def take(self, using: str, claim: Claim) -> list[Job]:
+        queue, now = claim.queue, time.monotonic()
+        spot = (using, queue)
         if self._is_plain(spot, now):
-            plain: list[Any] = super().claim(using, queue, node, limit, token, without, only)
+            plain: list[Any] = super().take(using, claim)
             if any(job.fair_key for job in plain):
                 self._fair_until[spot] = now + KEPT
             return plain
         # From the start on every process is somewhere else.
         key, left = self._turn_at.get(spot) or ("".join(random.choices(string.digits + string.ascii_letters, k=4)), 0)
-        order = Rotation(queue, size_of(limit), key, left, keys.weights(queue))
-        rows: list[Any] = super().claim(using, queue, node, limit, token, without, only, order)
+        order = Rotation(queue, claim.limit, key, left, keys.weights(queue))
+        rows: list[Any] = super().take(using, claim._replace(order=order))
         taken = Counter(job.fair_key for job in rows if job.fair_key)
         if taken:
             self._fair_until[spot] = now + KEPT

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import threading
 import time
-import uuid
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from django.db import Error, IntegrityError, transaction
@@ -76,13 +76,10 @@ class Found:
     blocked: list[Any] = field(default_factory=list)
     #: Those that were called before their task had a limit.
     unmarked: list[Any] = field(default_factory=list)
-    #: In how many seconds the first rate lets the next one start.
-    opens_in: float | None = None
+    #: In how many seconds the first rate lets the next one start; infinite: none has to be waited for.
+    opens_in: float = inf
     #: The limiters to move on: what the next starts are counted from, and from when on the ones after them are.
     limiters: dict[str, tuple[float, float]] = field(default_factory=dict)
-
-    def wait(self, seconds: float) -> None:
-        self.opens_in = seconds if self.opens_in is None else min(self.opens_in, seconds)
 
 
 class LimitedClaimer(claims.Claimer):
@@ -113,9 +110,9 @@ class LimitedClaimer(claims.Claimer):
     @property
     def patience(self) -> float:
         """Seconds until a rate lets the next job start."""
-        # At its time it counts once: its queue may not be claimed any more.
-        pause = max(0.001, min(self._opens_at.values(), default=float("inf")) - time.monotonic())
         now = time.monotonic()
+        pause = max(0.001, min(self._opens_at.values(), default=inf) - now)
+        # At its time it counts once: its queue may not be claimed any more.
         self._opens_at = {spot: at for spot, at in self._opens_at.items() if at > now}
         return pause
 
@@ -134,31 +131,18 @@ class LimitedClaimer(claims.Claimer):
         tasks = limits.in_force(self._app or celery_app()).tasks
         return super().may_find_more(jobs, asked) or any(tasks.get(job.task, Limit(1)).slots != 1 for job in jobs)
 
-    def claim(
-        self,
-        using: str,
-        queue: str,
-        node: uuid.UUID,
-        limit: int,
-        token: int | None = None,
-        without: Sequence[str] = (),
-        only: Sequence[str] = (),
-        order: Any = None,
-    ) -> list[Job]:
-        known = limits.in_force(self._app or celery_app())
-        spot = (using, queue)
+    def take(self, using: str, claim: Claim) -> list[Job]:
+        known, spot = limits.in_force(self._app or celery_app()), (using, claim.queue)
         if known is not self._known:
             self._known, self._quiet_until = known, {}
-        if not known.concern(queue) and not worker_state.holds:
+        if not known.tasks and claim.queue not in known.queues and not worker_state.holds:
             self._left.clear()
             self._opens_at.pop(spot, None)
-            return super().claim(using, queue, node, limit, token, without, only, order)
-        is_plain = time.monotonic() < self._plain_until.get(spot, 0.0)
-        unlimited = (*known.tasks, *without)
-        if is_plain and (rows := super().claim(using, queue, node, limit, token, unlimited, only, order)):
-            return rows
-        token = token or claims.new_token()
-        claim = Claim(queue, node, claims.size_of(limit), token, without, only=only, order=order)
+            return super().take(using, claim)
+        if time.monotonic() < self._plain_until.get(spot, 0.0):
+            plain = claim._replace(without=(*known.tasks, *claim.without))
+            if rows := super().take(using, plain):
+                return rows
         return self._claim_within(known, using, claim)
 
     def _claim_within(self, known: Limits, using: str, claim: Claim) -> list[Job]:
@@ -234,9 +218,8 @@ class LimitedClaimer(claims.Claimer):
         now = databases.epoch(using)
         closed = RateLimiter.objects.using(using).filter(look_at__isnull=False)
         # A time that is too far off was written before the clock was put back.
-        due = closed.filter(Q(look_at__lte=now) | Q(look_at__gt=now + LONGEST_LOOK + LOOK)).order_by("look_at")[
-            :LIMITERS
-        ]
+        is_due = Q(look_at__lte=now) | Q(look_at__gt=now + LONGEST_LOOK + LOOK)
+        due = closed.filter(is_due).order_by("look_at")[:LIMITERS]
         done = sum([len(_let_in(using, limiter, known)) for limiter in due if _take_rate(using, limiter, now)])
         self._holds = closed.exists()
         ready = Job.objects.using(using).filter(CLAIMABLE, queue=queue).order_by(*ORDER)
@@ -250,8 +233,8 @@ class LimitedClaimer(claims.Claimer):
         self._plain_until[spot] = 0.0
         found = _sort(using, queue, head, 1, known, is_exact=False)
         if self._holds and (look_at := closed.filter(next_at__gt=now).aggregate(Min("look_at"))["look_at__min"]):
-            found.wait(max(SHORTEST_LOOK, look_at - now))
-        if found.opens_in is not None:
+            found.opens_in = min(found.opens_in, max(SHORTEST_LOOK, look_at - now))
+        if found.opens_in < inf:
             self._opens_at[spot] = time.monotonic() + found.opens_in
         done += _mark(using, found.unmarked, self._app or celery_app())
         if len(found.blocked) >= CROWD:
@@ -262,10 +245,7 @@ class LimitedClaimer(claims.Claimer):
 
 def _take_anywhere(using: str, claim: Claim, known: Limits) -> list[Job]:
     """As SQL that every database knows, in one transaction."""
-    queue, size, jobs = claim.queue, claim.limit, Job.objects.using(using)
-    ready = store.of(using).ready(queue, claim.node).exclude(task__in=claim.without)
-    if claim.only:
-        ready = ready.filter(task__in=claim.only)
+    size, jobs, ready = claim.limit, Job.objects.using(using), store.of(using).ready(claim)
     # Without the write lock: most looks find nothing.
     if not ready.values_list("pk")[:1]:
         return []
@@ -276,7 +256,7 @@ def _take_anywhere(using: str, claim: Claim, known: Limits) -> list[Job]:
         head = list(_rows(databases.free(ready))[: size + WINDOW])
         if claim.order is not None:
             head.sort(key=lambda row: places[row.pk])
-        found = _sort(using, queue, head, size, known)
+        found = _sort(using, claim.queue, head, size, known)
         for key, (last, following) in found.limiters.items():
             RateLimiter.objects.using(using).update_or_create(pk=key, defaults={"last_at": last, "next_at": following})
         for row, slot, queue_slot in found.picked:
@@ -309,15 +289,16 @@ def _sort(using: str, queue: str, rows: Sequence[Any], size: int, known: Limits,
     now, taken = databases.epoch(using), running_in(using, keys)
     limiters = RateLimiter.objects.using(using).in_bulk([*keys, of_queue])
     held_at = [key for key, limiter in limiters.items() if limiter.look_at is not None and is_exact]
-    first_held = _first_held(using, queue, held_at)
+    first_held = {key: _line(using, key, queue).filter(HELD).values_list(*ORDER).first() for key in held_at}
     free = _free_slots(using, queue, own)
     if (most := own.permits(limiters.get(of_queue), now)) < 1:
-        found.wait(own.opens_in(limiters.get(of_queue), now))
+        found.opens_in = own.opens_in(limiters.get(of_queue), now)
     # Else nothing of the queue runs, and nothing is in anybody's way.
     is_open = most >= 1 and free != []
     shut: set[str] = set()
     taken_now: set[str] = set()
-    alone: str | None = None
+    # The rates that go on: of a task's limit one at the most.
+    begun: dict[str, Limit] = {}
     for row in rows:
         limit, slot = known.tasks.get(row.task), None
         if limit is not None:
@@ -326,7 +307,7 @@ def _sort(using: str, queue: str, rows: Sequence[Any], size: int, known: Limits,
                 found.unmarked.append(row)
                 continue
             slot = next((n for n in range(limit.slots or 0) if n not in taken[key]), None)
-            is_full = limit.slots is not None and (slot is None or len(taken[key]) >= limit.slots)
+            is_full = limit.slots is not None and len(taken[key]) >= limit.slots
             opens_in = limit.opens_in(limiters.get(key), now)
             held = first_held.get(key)
             if key in taken_now:
@@ -337,19 +318,20 @@ def _sort(using: str, queue: str, rows: Sequence[Any], size: int, known: Limits,
                 if is_open:
                     found.blocked.append(row)
                 if opens_in and not is_full:
-                    found.wait(opens_in)
+                    found.opens_in = min(found.opens_in, opens_in)
                 continue
         is_paced = limit is not None and bool(limit.pause)
-        is_behind = found.picked and (is_paced or alone)
+        is_behind = found.picked and (is_paced or begun)
         if not is_open or len(found.picked) >= min(size, most) or is_behind or free == []:
             continue
-        if is_paced and not found.picked:
-            alone = row.limit_key
         if limit is not None:
             taken_now.add(row.limit_key)
+            if limit.pause:
+                begun[row.limit_key] = limit
         found.picked.append((row, slot, free.pop(0) if free is not None else None))
-    begun = {alone: known.tasks[found.picked[0][0].task]} if alone is not None else {}
-    for key, limit in (begun | ({of_queue: own} if own.pause and found.picked else {})).items():
+    if own.pause and found.picked:
+        begun[of_queue] = own
+    for key, limit in begun.items():
         since = limit.since(limiters.get(key), now)
         found.limiters[key] = since, since + len(found.picked) * limit.pause
     return found
@@ -366,11 +348,6 @@ def _free_slots(using: str, queue: str, own: Limit) -> list[int] | None:
 def _line(using: str, key: str, queue: str) -> QuerySet[Job]:
     rows = Job.objects.using(using).filter(LINED, limit_key=key, queue=queue)
     return rows.order_by("limit_key", "queue", *ORDER)
-
-
-def _first_held(using: str, queue: str, keys: Iterable[str]) -> dict[str, tuple[Any, ...]]:
-    lines = {key: _line(using, key, queue).filter(HELD).values_list(*ORDER).first() for key in keys}
-    return {key: first for key, first in lines.items() if first is not None}
 
 
 def _hold(using: str, queue: str, blocked: Sequence[Any]) -> int:

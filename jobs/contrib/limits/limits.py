@@ -26,10 +26,6 @@ class Limits:
     tasks: dict[str, Limit] = field(default_factory=dict)
     queues: dict[str, Limit] = field(default_factory=dict)
 
-    def concern(self, queue: str) -> bool:
-        """Whether a claim of this queue has to heed any."""
-        return bool(self.tasks) or queue in self.queues
-
 
 def mark(task: Any, job: Job) -> None:
     """A call of a task that has a limit says which, so claims need not know the task."""
@@ -69,12 +65,9 @@ def in_force(app: Any, given: Given | None = None) -> Limits:
         except ValueError as exc:
             # Another release wrote it, or somebody by hand. No claim may fail of it.
             logger.error("the limit of %s is left out: %s", name, exc, extra={"action": "limit_wrong"})
-    limits = Limits(
-        {name: each for name, each in of_tasks.items() if each},
-        {name: each for name, each in of_queues.items() if each},
-    )
-    _last = (*made_of, limits)
-    return limits
+    found = [{name: each for name, each in known.items() if each} for known in (of_tasks, of_queues)]
+    _last = (*made_of, Limits(*found))
+    return _last[-1]
 
 
 def read() -> Given:
