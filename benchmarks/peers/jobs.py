@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from inspect import iscoroutinefunction
 from typing import Any, ClassVar
 
 from benchmarks.peers.peer import Peer, broker_url, flush_redis, truncate
@@ -44,7 +45,8 @@ class Jobs(Peer):
     def task(self, body: Callable[[int], Any]) -> Any:
         from benchmarks.project.celery import app
 
-        return app.task(**self.options)(body)
+        # They are of plain bodies.
+        return app.task(**({} if iscoroutinefunction(body) else self.options))(body)
 
     def workflow(self, steps: int, write: Callable[[int, int], None]) -> Any:
         from benchmarks.completions import record
