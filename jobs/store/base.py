@@ -386,12 +386,20 @@ class Store:
         return bool(queues) and bool(self.ask(f"SELECT {sql}", *names)[0][0])
 
     def with_ready(self, queues: Sequence[str]) -> list[str]:
-        """Those of the queues in which a job waits. A few statements, however many queues there are."""
+        """Those of the queues in which a job waits."""
+        return self.of_queues(self.ready_sql, queues)
+
+    def of_queues(self, sql: str, queues: Sequence[str]) -> list[str]:
+        """Those of the queues of which this is true. A few statements, however many queues there are.
+
+        Parameters:
+            sql: a column, with ``%s`` wherever the name of the queue is to stand.
+        """
         found: list[str] = []
         for part in (queues[start : start + COLUMNS] for start in range(0, len(queues), COLUMNS)):
-            names = [name for queue in part for name in (queue, queue)]
-            [row] = self.ask(f"SELECT {', '.join([self.ready_sql] * len(part))}", *names)
-            found += [queue for queue, is_ready in zip(part, row, strict=True) if is_ready]
+            names = [queue for queue in part for _ in range(sql.count("%s"))]
+            [row] = self.ask(f"SELECT {', '.join([sql] * len(part))}", *names)
+            found += [queue for queue, is_true in zip(part, row, strict=True) if is_true]
         return found
 
     def _ready(self, queues: Sequence[str], is_short: bool) -> tuple[str, list[Any]]:

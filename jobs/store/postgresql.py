@@ -12,6 +12,7 @@ from typing import Any
 
 from django.db import DataError, transaction
 from django.db.models import BooleanField, F, Func, Q, Value
+from django.db.models.functions import Now
 
 from jobs.conf.syncpoints import is_armed
 from jobs.models import Job
@@ -71,7 +72,7 @@ WHERE id = %(id)s AND {OWNED} AND lease = %(lease)s AND token = %(before)s
 """
 
 _WAKE = """
-UPDATE jobs_job SET state = 'ready', run_at = statement_timestamp(), backend = NULL, held = NULL, waits_for = NULL
+UPDATE jobs_job SET {columns}
 WHERE state = 'scheduled' AND id = (
     SELECT id FROM jobs_job WHERE state = 'scheduled' AND waits_for = %s ORDER BY waits_for, id LIMIT 1
 )
@@ -268,7 +269,10 @@ class PostgreSQL(base.Store):
         return self.session.execute(RENEW, values) == 1
 
     def wake(self, what: str, columns: Mapping[str, Any]) -> str | None:
-        return next((queue for (queue,) in self.ask(_WAKE, what)), None)
+        values = {name: value for name, value in columns.items() if not isinstance(value, Now)}
+        sets = [f"{name} = {'%s' if name in values else 'statement_timestamp()'}" for name in columns]
+        found = self.ask(_WAKE.format(columns=", ".join(sets)), *values.values(), what)
+        return next((queue for (queue,) in found), None)
 
     # A run
 

@@ -12,7 +12,7 @@ from jobs.contrib.fair.models import KEYED
 from jobs.inspection.counts import MOST
 from jobs.models import Job
 from jobs.models.columns import BY_ORDER
-from jobs.store.base import COLUMNS, Claim
+from jobs.store.base import Claim
 from jobs.store.postgresql import ONLY, READY, WITHOUT
 from jobs.store.sessions import literal
 
@@ -105,12 +105,9 @@ def _rows_sql(
 
 
 def keyed(using: str, queues: Sequence[str]) -> list[str]:
-    """Those of the queues in which a job with a key is ready. One statement for all but very many."""
-    one, found = f"EXISTS (SELECT 1 FROM jobs_job WHERE {WAITS.format(queue='%s')})", list[str]()
-    for part in (queues[start : start + COLUMNS] for start in range(0, len(queues), COLUMNS)):
-        [row] = store.of(using).ask(f"SELECT {', '.join([one] * len(part))}", *part)
-        found += [queue for queue, is_keyed in zip(part, row, strict=True) if is_keyed]
-    return found
+    """Those of the queues in which a job with a key is ready."""
+    where = WAITS.format(queue="%s")
+    return store.of(using).of_queues(f"EXISTS (SELECT 1 FROM jobs_job WHERE {where})", queues)
 
 
 def waiting(using: str, queue: str, most: int = MOST) -> list[tuple[str, int]]:
