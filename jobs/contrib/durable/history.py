@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from functools import cached_property, partial
 from typing import Any
 
@@ -24,7 +25,7 @@ from celery.canvas import Signature
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from celery.utils.time import get_exponential_backoff_interval
 from django.db import Error, transaction
-from django.db.models import BooleanField, Exists, ExpressionWrapper, OuterRef, Q, Value
+from django.db.models import Exists, OuterRef, Value
 from django.db.models.functions import Concat, Now
 from django.db.transaction import TransactionManagementError
 from django.utils import timezone
@@ -37,7 +38,7 @@ from jobs.conf.logs import log
 from jobs.conf.syncpoints import reach
 from jobs.contrib.durable import signals
 from jobs.contrib.durable.models import Step
-from jobs.contrib.durable.store import write_done
+from jobs.contrib.durable.store import steps, write_done
 from jobs.errors import Cancel, EffectParked, LostLease, NotSettled
 from jobs.execution import backoff, finish
 from jobs.execution.pipeline import RERUNS
@@ -62,6 +63,10 @@ INTERRUPTED = 0
 
 #: What a function raises that says what the job is to do, and not what became of the step.
 _OF_THE_JOB = (Ignore, Reject, Retry, SoftTimeLimitExceeded)
+
+
+#: Each coroutine has its own: several awaited steps may go on side by side.
+_in_awaited_step: ContextVar[bool] = ContextVar("in_awaited_step", default=False)
 
 
 def history_of(task: Any) -> History | None:
@@ -96,9 +101,7 @@ class History:
 
     def __init__(self, run: Run) -> None:
         self.run, self.job, self.using = run, run.job, run.using
-        rows = Step.objects.using(run.using).filter(job=run.job.pk).order_by("pk")
-        rows = rows.annotate(is_over=ExpressionWrapper(Q(until__lte=Now()), BooleanField()))
-        self._rows = {row.name: row for row in rows}
+        self._rows = {row.name: row for row in steps(run.job.pk, run.using)}
         #: What earlier runs have written, in this order.
         self._earlier = [row.pk for row in self._rows.values()]
         self._began = timezone.now()
@@ -147,7 +150,11 @@ class History:
         if row.state == DONE:
             return decoded(row.result)
         try:
-            result = await function(row)
+            inside = _in_awaited_step.set(True)
+            try:
+                result = await function(row)
+            finally:
+                _in_awaited_step.reset(inside)
             return await sync_to_async(self._commit)(row, lambda: result, heeds=False)
         except _OF_THE_JOB:
             raise
@@ -224,10 +231,8 @@ class History:
             raise self.suspended
         if not isinstance(name, str) or not 0 < len(name) <= 240 or "#" in name:
             raise ValueError(f"a step needs a name of 1 to 240 characters without #, and not {name!r}")
-        if self.is_in_step:
-            raise RuntimeError(
-                f"{name!r} is inside of another step, which is one transaction: call one after the other"
-            )
+        if self.is_in_step or _in_awaited_step.get():
+            raise RuntimeError(f"{name!r} is inside of another step, which is kept as one: call one after the other")
         if databases.in_transaction(self.using):
             raise TransactionManagementError(
                 f"{name!r} is inside of transaction.atomic(), and a step commits by itself: move the block into the "
@@ -240,7 +245,7 @@ class History:
                 raise RuntimeError(f"{full!r} was a {row.kind} when the job reached it, and is a {kind} now: rename it")
             if row.pk is not None:
                 self._last = max(self._last, row.pk)
-            row.began = time.monotonic()  # type: ignore[attr-defined]
+            row.began = time.monotonic()
             return row
         if len(self._rows) >= MOST:
             exc = RuntimeError(
@@ -256,7 +261,9 @@ class History:
     def _is_over(self, row: Any) -> bool:
         """Whether the time of a wait is over. Its job came due, also where a test moves the time."""
         # The moment of the job was reckoned a statement before that of the row: on SQLite it is some milliseconds less.
-        return bool(row.until and (row.is_over or self.job.run_at >= row.until - datetime.timedelta(seconds=1)))
+        if row.until is None:
+            return False
+        return row.until.timestamp() <= row.now or self.job.run_at >= row.until - datetime.timedelta(seconds=1)
 
     def _put(self, row: Any, **values: Any) -> None:
         for name, value in {**values, "lease": self.job.lease}.items():

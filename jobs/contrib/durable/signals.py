@@ -88,7 +88,9 @@ def waited_for(using: str) -> list[str]:
 
 def _look(key: str, using: str) -> None:
     reach("before_look")
-    transitions.wake(SIGNAL + key, using)
+    if transitions.wake(SIGNAL + key, using):
+        # If that job does not take it, a worker looks again.
+        return
     fresh = Signal.objects.using(using).filter(key=key, taken_by=None, look_until=NOT_LOOKED)
     fresh.update(look_until=time.time() + LOOKED_AFTER)
 

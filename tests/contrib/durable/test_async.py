@@ -106,3 +106,22 @@ def test_an_awaited_external_call_goes_through_the_ledger():
     run_jobs(until=later(2))
     assert job_of(result).result == {"id": "ch_1"}
     assert seen == [(5, f"charge:{result.id}")]
+
+
+def test_a_step_inside_of_an_awaited_step_is_refused_and_two_side_by_side_are_not():
+    @shared_task(bind=True, durable=True, name="tests.durable.nested_async")
+    async def nested(self, inside: bool):
+        async def outer():
+            return await self.astep("inner", fetch, "inner")
+
+        if inside:
+            return await self.astep("outer", outer)
+        return await asyncio.gather(self.astep("one", fetch, "one"), self.astep("two", fetch, "two"))
+
+    nested.delay(True)
+    with pytest.raises(RuntimeError, match="'inner' is inside of another step"):
+        run_jobs()
+    assert "inner" not in CALLS
+    beside = nested.delay(False)
+    run_jobs()
+    assert job_of(beside).result == [{"text": "one"}, {"text": "two"}]
