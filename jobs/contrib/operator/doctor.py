@@ -3,6 +3,7 @@
 import time
 import uuid
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any, NamedTuple
@@ -11,11 +12,12 @@ from django.core import checks
 from django.core.management.base import CommandError
 from django.db import Error, connections
 from django.db.migrations.executor import MigrationExecutor
+from django.utils import timezone
 
 from jobs import extensions, store
 from jobs.checks import driver
 from jobs.conf import celery_app, conf, import_tasks, worker_command
-from jobs.contrib.operator import problems, status
+from jobs.contrib.operator import problems, statistics, status
 from jobs.idempotency import locks
 from jobs.inspection.times import duration
 from jobs.lifecycle import pauses, transitions, wakeups
@@ -26,6 +28,11 @@ from jobs.store import databases, identity
 PATIENCE = 2.0  #: Seconds that the broker may take to answer.
 #: Seconds that the probe may take; and where no worker takes jobs, for one may just be starting.
 PROBED, SOON = 30.0, 3.0
+
+#: So many jobs of a task in an hour, 95 % of them within so many seconds, and a commit of each is most of their cost.
+OFTEN, SHORT = 1000, 0.01
+#: So many of them are named, those with the most jobs.
+MOST_NAMED = 5
 
 #: The name of a finding that is a problem of the dashboard: a fault, or worth a look.
 ATTENTION = "attention"
@@ -99,8 +106,9 @@ def _examine(queue: str | None, timeout: float | None, is_probed: bool) -> Itera
         if each.kind == "no_worker":
             continue
         yield Finding(ATTENTION, not problems.kinds()[each.kind].is_fault, each.text, each.command)
+    import_tasks(app)
+    yield from _groupable(app)
     if is_probed:
-        import_tasks(app)
         yield _probe(app, queue, timeout or (PROBED if workers.is_well else SOON))
 
 
@@ -170,6 +178,28 @@ def _workers() -> Finding:
         return Finding("workers", False, says, worker_command())
     consumed = sorted({queue for node in alive for queue in node["queues"]})
     return Finding("workers", True, f"{len(alive)} alive, on the queues {', '.join(consumed)}")
+
+
+def _groupable(app: Any) -> Iterator[Finding]:
+    """The tasks whose jobs could share a commit, as far as their declarations and the last hour tell."""
+    begin = statistics.floor(timezone.now(), statistics.MINUTE) - statistics.HOUR
+    ended = statistics.summed(statistics.MINUTE, begin, "task", "state")
+    found = []
+    for (name, state), count in ended.most_common():
+        task = app.tasks.get(name)
+        if count < OFTEN or state != State.SUCCEEDED or (name, State.FAILED) in ended:
+            continue
+        if getattr(task, "grouped", True) or not task.atomic or task.is_async or "lock" in task.key_templates:
+            continue
+        ran = Counter[str]()
+        for row in statistics.of(statistics.MINUTE, begin, task=name, state=state):
+            ran.update(row.ran)
+        if (within := statistics.percentile(ran, 0.95)) is not None and within <= SHORT:
+            found.append(f"{name} ({count} in an hour, 95 % within {within * 1000:.0f} ms)")
+    if found:
+        says = f"each job has a commit of its own. Several could share one: {', '.join(found[:MOST_NAMED])}"
+        cure = "If the body touches nothing but the database: @shared_task(grouped=True); docs/howto/fast.md."
+        yield Finding("commits", True, says, cure)
 
 
 def _probe(app: Any, queue: str | None, timeout: float) -> Finding:

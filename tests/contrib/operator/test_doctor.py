@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import datetime
 import io
 import json
 
 import pytest
+from celery import shared_task
 from django.core.management import CommandError, call_command
 from django.db import connection
+from django.utils import timezone
 
-from jobs.contrib.operator import doctor
+from jobs.contrib.operator import doctor, statistics
 from jobs.lifecycle import pauses, wakeups
 from jobs.models import Instance, Job
 from tests.helpers.harness import Worker
-from tests.helpers.rows import let_heartbeat, make, make_node
+from tests.helpers.rows import ended, let_heartbeat, make, make_node
 from tests.helpers.servers import free_port
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -115,3 +118,26 @@ def test_what_is_worth_a_look_and_no_fault_is_a_note(monkeypatch):
     assert any(line.startswith("ok    settings: ") for line in lines)
     if connection.vendor == "postgresql":
         assert any(line.startswith("note  notifications of 'default': are not heard") for line in lines)
+
+
+def test_tasks_whose_jobs_could_share_a_commit_are_named(monkeypatch):
+    def nothing():
+        pass
+
+    monkeypatch.setattr(doctor, "OFTEN", 3)
+    at = timezone.now() - datetime.timedelta(minutes=5)
+    tasks = {"quick": 0.002, "slow": 3.0, "seldom": 0.002, "fails": 0.002}
+    for name, seconds in tasks.items():
+        shared_task(nothing, name=f"tests.doctor.{name}")
+        for _ in range(2 if name == "seldom" else 4):
+            ended(at, ran=seconds, task=f"tests.doctor.{name}")
+    shared_task(nothing, name="tests.doctor.grouped", grouped=True)
+    for _ in range(4):
+        ended(at, ran=0.002, task="tests.doctor.grouped")
+    ended(at, ran=0.002, state="failed", task="tests.doctor.fails")
+    statistics.Count().run_once()
+    found, _ = examine("--no-probe")
+    says = found["commits"]["says"]
+    assert "tests.doctor.quick (4 in an hour" in says
+    assert not any(f"tests.doctor.{name}" in says for name in ("slow", "seldom", "fails", "grouped"))
+    assert "grouped=True" in found["commits"]["cure"]
