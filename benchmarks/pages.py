@@ -307,13 +307,13 @@ def places() -> dict[str, str]:
     from django.utils import timezone
 
     from jobs.models import Job, Node, State
-    from jobs.models.fields import created_before
+    from jobs.models.fields import first_id
 
     rows = Job.objects.order_by("-pk")
     newest = {state: rows.filter(state=state)[0] for state in State}
     today = timezone.now().replace(hour=0, minute=0, second=0, microsecond=0)
     day = today - datetime.timedelta(days=10)
-    middle = rows.filter(created_before(today - datetime.timedelta(days=15)))[0]
+    middle = rows.filter(pk__lt=first_id(today - datetime.timedelta(days=15)))[0]
     return {
         **{str(state): str(job.pk) for state, job in newest.items()},
         "digits": str(newest[State.SUCCEEDED].pk)[-8:],

@@ -141,17 +141,6 @@ class Extension:
 
     # Questions: none of them changes anything
 
-    def status(self, found: dict[str, Any]) -> Mapping[str, Any]:
-        """More for ``manage.py jobs status --json`` and what builds on it; ``found`` has what the core found."""
-        return {}
-
-    #: The kinds of problems that :meth:`problems` finds, in their order (``inspection/problems.py``).
-    kinds: Mapping[str, Any] = {}
-
-    def problems(self, found: dict[str, Any]) -> Iterable[Any]:
-        """What needs attention, by what the core and ``status`` found."""
-        return ()
-
     def parts(self, page: str, request: Any, about: Any) -> Mapping[str, str]:
         """Parts of a page of the admin, as HTML that is safe, by their places:
         ``job``, about a ``View``: ``above`` all, ``reasons``, ``history``, and ``related`` (``<dt>`` and ``<dd>``).
@@ -161,10 +150,6 @@ class Extension:
 
     def waits(self, view: Any) -> Iterable[Any]:
         """What holds a job back (a ``Reason`` each), so that neither its time nor its turn in the queue counts."""
-        return ()
-
-    def metrics(self) -> Iterable[tuple[str, str, list[str], Any]]:
-        """For Prometheus: name (a counter's ends with ``_total``), help, labels, and what finds values and a number."""
         return ()
 
     def selects(self) -> Mapping[str, Any]:

@@ -16,9 +16,11 @@ import path is public stands in ``jobs``. These of its files are read, if they a
 ``models.py``
     its tables, and ``COLUMNS`` and ``INDEXES`` that it adds to a job's row: a call may say such a column, and a claim
     reads it; read with the core's models.
-``admin.py``, ``checks.py``, ``commands.py``, ``rules.py``, ``tasks.py``, ``urls.py``
-    its pages, system checks, subcommands of ``manage.py jobs``, rules of ``verify``, tasks and URLs; read with the
-    core's.
+``admin.py``, ``checks.py``, ``commands.py``, ``rules.py``, ``tags.py``, ``tasks.py``, ``urls.py``
+    its pages, system checks, subcommands of ``manage.py jobs``, rules of ``verify``, template tags, tasks and URLs;
+    read with the core's.
+``operator.py``
+    its problems and their ``KINDS``, ``status`` and ``metrics``; the operator's room reads it.
 ``actions.py``
     what else people may do to jobs; read with the core's operations.
 ``templates``

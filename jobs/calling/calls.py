@@ -18,7 +18,6 @@ from celery.backends.rpc import RPCBackend
 from celery.utils.functional import maybe_list
 from celery.utils.time import maybe_iso8601
 from django.utils import timezone
-from django.utils.translation import gettext
 from kombu.common import Broadcast
 from kombu.transport.virtual.exchange import TopicExchange
 
@@ -285,18 +284,6 @@ def bound_queue(app: Celery, exchange: str, routing_key: str | None) -> kombu.Qu
             if re.match(pattern, routing_key):
                 return queue
     return None
-
-
-def known_queue(app: Celery, queue: str) -> str:
-    """The name, if the app knows a queue that jobs can wait in, or may make one; else a ValueError."""
-    try:
-        entity = app.amqp.queues[queue]
-    except KeyError:
-        says = gettext("the app knows no queue %(queue)r; known are: %(known)s")
-        raise ValueError(says % {"queue": queue, "known": ", ".join(sorted(app.amqp.queues))}) from None
-    if isinstance(entity, Broadcast):
-        raise ValueError(gettext("%(queue)r is a broadcast: each of its workers would run the job") % {"queue": queue})
-    return queue
 
 
 # A message: from ``send_task`` by name, ``celery call``, another service, or a producer from before the switch

@@ -103,14 +103,6 @@ def missing() -> list[str]:
     return [f"{name} ({purpose})" for name, parameters, purpose in entries() if not _is_there(name, parameters)]
 
 
-def untested() -> list[str]:
-    """The packages of another minor release than the tests have seen."""
-    installed = {name: version(name) for name in TESTED}
-    return [
-        f"{name} {installed[name]}" for name, tested in TESTED.items() if not installed[name].startswith(f"{tested}.")
-    ]
-
-
 def tested() -> str:
     return ", ".join(f"{name} {release}" for name, release in TESTED.items())
 

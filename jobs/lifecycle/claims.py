@@ -12,10 +12,8 @@ import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from django.db.models.functions import Now
-
 from jobs import extensions, store
-from jobs.models import Job, State
+from jobs.models import Job
 from jobs.models.columns import POSITION
 from jobs.store.base import Claim
 
@@ -130,19 +128,6 @@ def renew(job: Job) -> bool:
     if done := store.of(str(job._state.db)).renew(job, token):
         job.token = token
     return done
-
-
-def renew_all(jobs: Sequence[Job]) -> list[Job]:
-    """The same for all rows of a claim, whose bodies begin at once; returns those that are still its own."""
-    using, before = str(jobs[0]._state.db), jobs[0].token or 0
-    after, keys = renewed(before), [job.pk for job in jobs]
-    rows = Job.objects.using(using).filter(store.of(using).among("pk", keys), state=State.RUNNING)
-    with store.of(using).write_mutex():
-        done = rows.filter(token=before).update(token=after, started_at=Now())
-    left = set(keys) if done == len(keys) else set(rows.filter(token=after).values_list("pk", flat=True))
-    for job in jobs:
-        job.token = after
-    return [job for job in jobs if job.pk in left]
 
 
 def begun(runs: Sequence[Claimed]) -> list[Claimed]:

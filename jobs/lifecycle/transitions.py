@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from django.db import IntegrityError, OperationalError, connections, transaction
-from django.db.models import Case, Exists, F, OuterRef, Q, QuerySet, When
+from django.db.models import Case, Exists, F, OuterRef, Q, When
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 from django.utils import timezone
@@ -376,19 +376,6 @@ def retry_by_hand(job_id: uuid.UUID, using: str) -> bool:
         if not databases.gave_up(exc):
             raise
         raise UniqueBusy("another transaction is about to take its unique key; try again in a moment") from exc
-
-
-def awaiting(what: Any, using: str) -> QuerySet[Job]:
-    """The jobs that wait for this (``Job.waits_for``)."""
-    return Job.objects.using(using).filter(AWAITING, waits_for=what)
-
-
-def awaiting_any(kind: str, using: str) -> QuerySet[Job]:
-    """The jobs of which ``Job.waits_for`` begins with this, such as ``lock:``, by its index."""
-    # Up to the word that comes next by its last letter: where the database sorts by a language, ":" counts little.
-    end = kind[:-2] + chr(ord(kind[-2]) + 1)
-    rows = Job.objects.using(using).filter(AWAITING, waits_for__gte=kind, waits_for__lt=end)
-    return rows.order_by("waits_for", "id")
 
 
 def wake(what: str, using: str) -> bool:

@@ -13,7 +13,6 @@ from django.db import Error, transaction
 from django.db.models import BooleanField, Exists, ExpressionWrapper, Min, OuterRef, Q, QuerySet, TextField
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Cast
-from django.utils.translation import gettext
 
 from jobs import extensions, store
 from jobs.conf import conf
@@ -32,9 +31,6 @@ FULL_WALK = 3600.0
 
 #: Seconds after which it is a problem that an old job is still there: what a marker kept goes with a new walk.
 LATE = 2 * FULL_WALK
-
-#: Seconds in which the message of another program may come again. Without its row it would run once more.
-ADOPTED_STAYS = 86400.0
 
 #: Where a walk through history is: ``finished_at`` as the database writes it, and the id. SQLite compares moments as
 #: texts, and Django would write the same moment as another text.
@@ -211,14 +207,3 @@ def behind(using: str) -> datetime.datetime | None:
             break
         found = at
     return found
-
-
-def needed_for(job_id: uuid.UUID, using: str) -> str:
-    """What an ended job is still needed for, in the reader's language; empty if it may be deleted."""
-    if Marker.objects.using(using).filter(job=job_id).exists():
-        return gettext("a marker points at it, so that its result is replayed; prune deletes both when it expires")
-    late = Job.objects.using(using).filter(finished_at__gt=now_plus(-ADOPTED_STAYS))
-    if late.filter(pk=job_id, made_at__isnull=False).exists():
-        return gettext("its message was another program's, and would run again if it came again; try in a day")
-    job = Job.objects.using(using).filter(pk=job_id)
-    return next((str(why) for keep, why in extensions.through("needed") if job.filter(keep(using)).exists()), "")

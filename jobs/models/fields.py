@@ -125,8 +125,3 @@ def first_id(moment: datetime.datetime) -> uuid.UUID:
 def created_since(moment: datetime.datetime) -> Q:
     """A condition on jobs: created at ``moment`` or later. An id of somebody else's says no time: ``made_at`` does."""
     return Q(pk__gte=first_id(moment), made_at=None) | Q(made_at__gte=moment)
-
-
-def created_before(moment: datetime.datetime) -> Q:
-    """A condition on jobs: created before ``moment``."""
-    return Q(pk__lt=first_id(moment), made_at=None) | Q(made_at__lt=moment)

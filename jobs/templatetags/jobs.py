@@ -1,40 +1,20 @@
-"""``{% load jobs %}{% job_progress job %}``: a bar for a site's own pages."""
+"""``{% load jobs %}``: what pages ask for; extensions have more (their ``tags.py``)."""
 
 import time
-import uuid
 from typing import Any
 
 from django import template
 from django.core.handlers.asgi import ASGIRequest
-from django.db.models import Model
 from django.urls import NoReverseMatch, reverse
 
-from jobs.inspection import public
+from jobs import extensions
 from jobs.inspection.times import duration
 from jobs.models import Job
-from jobs.models.values import as_uuid
 
 register = template.Library()
 register.filter(duration)
-
-
-@register.inclusion_tag("jobs/progress.html", takes_context=True)
-def job_progress(context: Any, job: Model | uuid.UUID | str | None) -> dict[str, Any]:
-    """Show how far a job or a batch is; nothing if it is not there (any more).
-
-    It goes on by itself where ``jobs.urls`` is included in the project's URLs, and is as it was otherwise.
-
-    Parameters:
-        job: the row, or its id.
-    """
-    found = job if isinstance(job, Model) else public.find(as_uuid(job))
-    if found is None:
-        return {"shown": None}
-    try:
-        url = reverse("jobs:progress", args=[public.token_of(found)])
-    except NoReverseMatch:
-        url = ""
-    return {"url": url, "shown": public.of(found), "csp_nonce": context.get("csp_nonce")}
+for _module in extensions.modules("tags"):
+    register.tags |= _module.register.tags
 
 
 @register.filter

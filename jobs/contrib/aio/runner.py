@@ -10,6 +10,7 @@ from typing import Any
 
 from django.core.cache import close_caches
 from django.db import Error, transaction
+from django.db.models.functions import Now
 
 from jobs import extensions, store
 from jobs.conf.syncpoints import reach
@@ -21,6 +22,7 @@ from jobs.lifecycle import claims, transitions
 from jobs.lifecycle.run import Run
 from jobs.lifecycle.wakeups import Wakeup
 from jobs.lifecycle.worker_state import IDLE, ProcessState, worker_state
+from jobs.models import Job, State
 from jobs.models.values import jsonable
 from jobs.store import databases
 from jobs.worker import celery_events
@@ -56,7 +58,7 @@ class AsyncRunner(Runner):
             runs.append(run)
         try:
             # What cannot roll back must not run under a claim that a crash of the database may forget.
-            kept = {job.pk for job in claims.renew_all([run.job for run in runs])} if runs else set()
+            kept = {job.pk for job in _renew_all([run.job for run in runs])} if runs else set()
         except Error as exc:
             self._note_away(runs[0].using, exc)
             kept = set()
@@ -138,3 +140,16 @@ def _result(run: Run) -> Any:
     if run.planned or any(look(run) is not None for look in extensions.through("completing")):
         raise ValueError("something follows it")
     return None if run.result is None else jsonable(run.result, "the result")
+
+
+def _renew_all(jobs: Sequence[Job]) -> list[Job]:
+    """As ``claims.renew``, for a whole claim, whose bodies begin at once; returns the jobs that are still its own."""
+    using, before = str(jobs[0]._state.db), jobs[0].token or 0
+    after, keys = claims.renewed(before), [job.pk for job in jobs]
+    rows = Job.objects.using(using).filter(store.of(using).among("pk", keys), state=State.RUNNING)
+    with store.of(using).write_mutex():
+        done = rows.filter(token=before).update(token=after, started_at=Now())
+    left = set(keys) if done == len(keys) else set(rows.filter(token=after).values_list("pk", flat=True))
+    for job in jobs:
+        job.token = after
+    return [job for job in jobs if job.pk in left]

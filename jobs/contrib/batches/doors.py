@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from django.utils.translation import gettext_lazy as _
-from django.utils.translation import ngettext_lazy
 
 from jobs.doors import Extension
-from jobs.inspection.problems import Kind, Link
 
 
 def _is_open(using: str) -> Any:
@@ -21,21 +19,6 @@ def _is_open(using: str) -> Any:
 class Batches(Extension):
     looks = {"open_batches": "EXISTS (SELECT 1 FROM jobs_batch WHERE ended_at IS NULL)"}
     needed = (_is_open, _("its batch has not ended, and counts it; try when it has"))
-    kinds = {
-        "unclosed": Kind(
-            severity="error",
-            many=ngettext_lazy("%(number)s batch cannot end", "%(number)s batches cannot end", "number"),
-            place=lambda key: Link(_("Show it"), "batch_change", (key,)),
-        ),
-        "batch": Kind(
-            severity="info",
-            many=ngettext_lazy(
-                "%(number)s batch waits for its last job", "%(number)s batches wait for their last job", "number"
-            ),
-            is_fault=False,
-            place=lambda key: Link(_("Show the job"), "job_change", (key,)),
-        ),
-    }
 
     @property
     def inserting(self) -> Callable[[list[Any], str], None]:
@@ -89,8 +72,3 @@ class Batches(Extension):
         from jobs.contrib.batches import rows
 
         return rows.other(what)
-
-    def problems(self, found: dict[str, Any]) -> Iterator[Any]:
-        from jobs.contrib.batches import rows
-
-        return rows.problems()

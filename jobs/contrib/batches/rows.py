@@ -14,7 +14,7 @@ from django.utils.translation import gettext, ngettext
 
 from jobs.contrib.batches.batch import counts
 from jobs.contrib.batches.models import Batch
-from jobs.inspection.problems import Problem, ago
+from jobs.contrib.operator.problem import Problem, ago
 from jobs.inspection.public import Other
 from jobs.inspection.view import Reason
 from jobs.models import ENDED, LIVE, UNSUCCESSFUL, Job, State

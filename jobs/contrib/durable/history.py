@@ -30,7 +30,7 @@ from django.db.models.functions import Concat, Now
 from django.db.transaction import TransactionManagementError
 from django.utils import timezone
 
-from jobs import store
+from jobs import extensions, store
 from jobs.backend import exception_of
 from jobs.calling.options import says_how_to_retry
 from jobs.conf import conf, is_ours
@@ -451,7 +451,7 @@ class History:
         if isinstance(exc, (EffectParked, *task.throws)):
             return None
         if retries is None and not says_how_to_retry(task):
-            return backoff.of_the_table(failures) if backoff.may_pass(exc) else None
+            return backoff.of_the_table(failures) if extensions.instead(backoff.may_pass)(exc) else None
         if retries is None:
             wanted, unwanted = (tuple(getattr(task, f"{no}autoretry_for", ())) for no in ("", "dont_"))
             if not isinstance(exc, wanted) or isinstance(exc, unwanted):

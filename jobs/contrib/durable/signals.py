@@ -74,7 +74,7 @@ async def asignal(key: str, payload: Any = True, using: str | None = None) -> No
 def send_signal(key: str, payload: Any = True, using: str | None = None) -> None:
     """:func:`signal` for tests, which says who gets it: ``AssertionError`` if no job waits for the key."""
     alias = databases.job_alias(using)
-    if not transitions.awaiting(SIGNAL + key, alias).exists():
+    if not store.awaiting(SIGNAL + key, alias).exists():
         others = ", ".join(waited_for(alias)[:20]) or "no job waits for any"
         raise AssertionError(f"no job waits for the signal {key!r}: {others}")
     signal(key, payload, using)
@@ -82,7 +82,7 @@ def send_signal(key: str, payload: Any = True, using: str | None = None) -> None
 
 def waited_for(using: str) -> list[str]:
     """The keys that jobs wait for."""
-    rows = transitions.awaiting_any(SIGNAL, using).values_list("waits_for", flat=True)[:MOST]
+    rows = store.awaiting_any(SIGNAL, using).values_list("waits_for", flat=True)[:MOST]
     return [str(key).removeprefix(SIGNAL) for key in rows]
 
 
@@ -102,7 +102,7 @@ def look_again(using: str) -> bool:
     """
     recent = Signal.objects.using(using).filter(taken_by=None, look_until__gt=time.time())
     fresh = list(recent.filter(look_until=NOT_LOOKED).values_list("pk", flat=True)[: conf().BATCH])
-    waits = transitions.awaiting(Concat(Value(SIGNAL), OuterRef("key")), using)
+    waits = store.awaiting(Concat(Value(SIGNAL), OuterRef("key")), using)
     keys = set(recent.filter(Exists(waits)).values_list("key", flat=True)[: conf().BATCH])
     woken = [transitions.wake(SIGNAL + key, using) for key in keys]
     if fresh:

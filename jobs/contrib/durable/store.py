@@ -7,10 +7,11 @@ import uuid
 from typing import Any
 
 from django.db import connections
+from django.db.models import QuerySet
 
 from jobs import store
 from jobs.contrib.durable.models import Signal, Step
-from jobs.models import Job
+from jobs.models import AWAITING, Job
 from jobs.store import databases
 from jobs.store.postgresql import json_literal
 from jobs.store.sessions import session_of
@@ -77,3 +78,16 @@ def write_done(job: Job, step: Step, took: float, heeds: bool, deadline: datetim
     write_last: Any = at.write_last  # type: ignore[attr-defined]
     last = json_literal(step.on_cancel), f"{took:.6f}", f"'{deadline.isoformat()}'" if deadline else "NULL"
     return bool(write_last(_TYPES, _DONE, (*own, *said, *last), "before_step"))
+
+
+def awaiting(what: Any, using: str) -> QuerySet[Job]:
+    """The jobs that wait for this (``Job.waits_for``)."""
+    return Job.objects.using(using).filter(AWAITING, waits_for=what)
+
+
+def awaiting_any(kind: str, using: str) -> QuerySet[Job]:
+    """The jobs of which ``Job.waits_for`` begins with this, such as ``lock:``, by its index."""
+    # Up to the word that comes next by its last letter: where the database sorts by a language, ":" counts little.
+    end = kind[:-2] + chr(ord(kind[-2]) + 1)
+    rows = Job.objects.using(using).filter(AWAITING, waits_for__gte=kind, waits_for__lt=end)
+    return rows.order_by("waits_for", "id")

@@ -21,12 +21,12 @@ from jobs.admin import html
 from jobs.admin.base import ReadOnlyAdmin, may, page, template_of, whether
 from jobs.admin.html import column, time_column, url_of
 from jobs.admin.idempotency import by_key
+from jobs.contrib.durable import store
 from jobs.contrib.durable.models import Signal, Step
 from jobs.contrib.durable.signals import SIGNAL, signal
 from jobs.contrib.durable_operator import rows as rows_of
 from jobs.inspection.times import duration
 from jobs.inspection.view import SHOWN, View
-from jobs.lifecycle import transitions
 from jobs.lifecycle.shown import shown
 from jobs.models import Job
 from jobs.models.values import parsed
@@ -67,7 +67,7 @@ class SignalAdmin(ReadOnlyAdmin):
             messages.warning(request, gettext("It waits for no signal any more, and nothing was sent."))
             return back
         using, text = str(job._state.db), request.POST.get("payload", "").strip()
-        first = transitions.awaiting(SIGNAL + waited, using).order_by("waits_for", "pk").first()
+        first = store.awaiting(SIGNAL + waited, using).order_by("waits_for", "pk").first()
         user: Any = request.user.pk
         try:
             payload = parsed(text) if text else True

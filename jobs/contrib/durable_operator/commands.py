@@ -9,12 +9,11 @@ from django.core.management.base import CommandError
 from django.db import transaction
 
 from jobs.conf import conf, did_you_mean
-from jobs.contrib.durable import history, signals
+from jobs.contrib.durable import history, signals, store
 from jobs.contrib.durable.models import Step
 from jobs.contrib.durable_operator import rows
 from jobs.inspection.times import duration
 from jobs.inspection.view import look_up
-from jobs.lifecycle import transitions
 from jobs.lifecycle.shown import shown
 from jobs.management.console.base import ID, LIMIT, JobsCommand, local, me, option, reported, subcommand
 from jobs.management.console.change import key_of
@@ -104,7 +103,7 @@ def signal(out: JobsCommand, args: Namespace) -> None:
     if args.key is None:
         _list(out, aliases, args.limit)
         return
-    waits = [transitions.awaiting(signals.SIGNAL + args.key, alias) for alias in aliases]
+    waits = [store.awaiting(signals.SIGNAL + args.key, alias) for alias in aliases]
     job = next((job for each in waits if (job := each.order_by("waits_for", "pk").first()) is not None), None)
     using = aliases[0] if job is None else str(job._state.db)
     with reported(TypeError, ValueError, says="Not sent: {}"):
@@ -119,7 +118,7 @@ def _list(out: JobsCommand, aliases: list[str], limit: int) -> None:
     waits: list[dict[str, Any]] = []
     unwanted: list[dict[str, Any]] = []
     for alias in aliases:
-        for job in transitions.awaiting_any(signals.SIGNAL, alias)[:limit]:
+        for job in store.awaiting_any(signals.SIGNAL, alias)[:limit]:
             key = shown(job).text("key", rows.key_of(job))
             waits.append({"key": key, "job": job.pk, "task": job.task, "since": job.started_at, "database": alias})
         found = list(signals.untaken(alias)[:limit])

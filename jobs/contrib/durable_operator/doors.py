@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jobs.doors import Extension
@@ -18,8 +18,3 @@ class DurableOperator(Extension):
         from jobs.contrib.durable_operator import rows
 
         return rows.waits(view)
-
-    def metrics(self) -> Iterator[tuple[str, str, list[str], Any]]:
-        from jobs.contrib.durable_operator import rows
-
-        return rows.metrics()

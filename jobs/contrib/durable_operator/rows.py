@@ -15,11 +15,12 @@ from jobs.conf import conf
 from jobs.contrib.durable.history import AGAIN, CHILDREN, SLEEPS
 from jobs.contrib.durable.models import Step
 from jobs.contrib.durable.signals import SIGNAL
+from jobs.contrib.durable.store import awaiting_any
 from jobs.inspection.counts import MOST, age_of, seconds_of
 from jobs.inspection.times import duration
 from jobs.inspection.view import SHOWN, Reason, View
 from jobs.lifecycle.shown import BLANK, shown
-from jobs.lifecycle.transitions import awaiting_any, due_at
+from jobs.lifecycle.transitions import due_at
 from jobs.models import ENDED, LIVE, Job, State
 from jobs.models.values import as_uuid
 

@@ -37,12 +37,3 @@ class Effects(Extension):
         from jobs.contrib.effects import admin
 
         return admin.job_page(request, about) if page == "job" else {}
-
-    def metrics(self) -> Iterator[tuple[str, str, list[str], Any]]:
-        from jobs.conf import conf
-        from jobs.contrib.effects import rows
-
-        def unsettled(_found: Any) -> list[Any]:
-            return [([], sum(rows.unsettled(alias).count() for alias in conf().DATABASES))]
-
-        yield "jobs_unsettled_effects", "External calls that are ambiguous or parked.", [], unsettled

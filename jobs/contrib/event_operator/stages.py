@@ -12,9 +12,9 @@ from django.utils.translation import gettext, gettext_lazy, ngettext
 
 from jobs.conf import conf
 from jobs.contrib.event_operator.store import handled
+from jobs.contrib.operator.problem import Problem
 from jobs.events.models import PARKED, UNRELAYED, UNSENT, Event, Subscription
 from jobs.inspection.counts import MOST, at_least, late_after
-from jobs.inspection.problems import Problem
 from jobs.inspection.public import Other
 from jobs.inspection.times import duration
 from jobs.inspection.view import Reason, View

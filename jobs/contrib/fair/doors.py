@@ -55,20 +55,10 @@ class Fair(Extension):
         _plain.add(task)
         return None
 
-    def status(self, found: dict[str, Any]) -> dict[str, Any]:
-        from jobs.contrib.fair.waiting import status
-
-        return {"fair": status(found)}
-
     def waits(self, view: Any) -> Iterator[Any]:
         from jobs.contrib.fair.waiting import waits
 
         return waits(view)
-
-    def metrics(self) -> Iterator[tuple[str, str, list[str], Any]]:
-        from jobs.contrib.fair.waiting import metrics
-
-        return metrics()
 
     def parts(self, page: str, request: Any, about: Any) -> Mapping[str, str]:
         from jobs.contrib.fair.admin import panel

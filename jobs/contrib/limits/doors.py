@@ -5,19 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from django.utils.translation import gettext_lazy as _
-from django.utils.translation import ngettext_lazy
-
 from jobs.contrib.limits.rates import RATE, limit_of
 from jobs.doors import Extension
 from jobs.idempotency.keys import template_of
-from jobs.inspection.problems import Kind, Link
-
-
-def _kind(many: Any) -> Kind:
-    return Kind(
-        severity="info", many=many, is_fault=False, place=lambda _about: Link(_("Show them"), "limit_changelist")
-    )
 
 
 class Limits(Extension):
@@ -45,11 +35,6 @@ class Limits(Extension):
         from jobs.contrib.limits.store import LOOKS
 
         return LOOKS
-
-    kinds = {
-        "limited": _kind(ngettext_lazy("%(number)s limit is reached", "%(number)s limits are reached", "number")),
-        "rated": _kind(ngettext_lazy("%(number)s rate is reached", "%(number)s rates are reached", "number")),
-    }
 
     def declared(self, task: Any) -> None:
         concurrency, rate = getattr(task, "concurrency", None), getattr(task, "rate", None)
@@ -89,16 +74,6 @@ class Limits(Extension):
         from jobs.contrib.limits.claims import prune_rate_limiters
 
         prune_rate_limiters(using)
-
-    def status(self, found: dict[str, Any]) -> dict[str, Any]:
-        from jobs.contrib.limits.usage import usage
-
-        return {"limits": usage()}
-
-    def problems(self, found: dict[str, Any]) -> Iterator[Any]:
-        from jobs.contrib.limits.usage import problems
-
-        return problems(found["limits"])
 
     def waits(self, view: Any) -> Iterator[Any]:
         from jobs.contrib.limits.usage import waits

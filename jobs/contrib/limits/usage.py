@@ -12,8 +12,8 @@ from jobs.contrib.limits import limits
 from jobs.contrib.limits.limits import Limits, name_of
 from jobs.contrib.limits.models import RateLimiter
 from jobs.contrib.limits.rates import Limit
+from jobs.contrib.operator.problem import Problem
 from jobs.inspection.counts import MOST, at_least
-from jobs.inspection.problems import Problem
 from jobs.inspection.times import duration
 from jobs.inspection.view import Reason, View
 from jobs.models import CLAIMABLE, LINED, SEATED, Job, State

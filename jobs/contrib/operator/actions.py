@@ -5,20 +5,26 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from celery import current_app
+from celery import Celery, current_app
 from django.utils.text import format_lazy
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
+from kombu.common import Broadcast
 
+from jobs import extensions
 from jobs.calling import calls
 from jobs.conf import celery_app
 from jobs.conf.logs import logger
 from jobs.contrib.operator import kill
 from jobs.lifecycle import transitions
 from jobs.lifecycle.pauses import check_name
+from jobs.lifecycle.transitions import now_plus
 from jobs.maintenance import prune
-from jobs.models import ENDED, Job, State
+from jobs.models import ENDED, Job, Marker, State
 from jobs.operations.actions import OPERATIONS, Operation, Refused
+
+#: Seconds in which the message of another program may come again. Without its row it would run once more.
+ADOPTED_STAYS = 86400.0
 
 
 class Kill(Operation):
@@ -66,7 +72,7 @@ class Move(Operation):
     def read(self, value: str) -> tuple[str, Any]:
         check_name(value)
         if (app := celery_app()) is not None:
-            calls.known_queue(app, value)
+            check_known(app, value)
         return value, format_lazy(_("moved to {queue}"), queue=value)
 
     def change(self, key: uuid.UUID, using: str, state: str) -> bool:
@@ -122,13 +128,35 @@ class Delete(Operation):
         return prune.delete([key], using) == 1
 
     def rehearse(self, key: uuid.UUID, using: str) -> None:
-        if why := prune.needed_for(key, using):
+        if why := needed_for(key, using):
             raise Refused(why)
 
     def note(self, key: uuid.UUID, using: str) -> None:
         """The history goes with the job: what was done stays in the log."""
         about = {"action": "deleted", "job": str(key), "by": self.who, "why": self.why}
         logger.info("the job %s was deleted by %s: %s", key, self.who or "somebody", self.why or "-", extra=about)
+
+
+def needed_for(job_id: uuid.UUID, using: str) -> str:
+    """What an ended job is still needed for, in the reader's language; empty if it may be deleted."""
+    if Marker.objects.using(using).filter(job=job_id).exists():
+        return gettext("a marker points at it, so that its result is replayed; prune deletes both when it expires")
+    late = Job.objects.using(using).filter(finished_at__gt=now_plus(-ADOPTED_STAYS))
+    if late.filter(pk=job_id, made_at__isnull=False).exists():
+        return gettext("its message was another program's, and would run again if it came again; try in a day")
+    job = Job.objects.using(using).filter(pk=job_id)
+    return next((str(why) for keep, why in extensions.through("needed") if job.filter(keep(using)).exists()), "")
+
+
+def check_known(app: Celery, queue: str) -> None:
+    """``ValueError`` if the app knows no queue of this name that jobs can wait in, and may not make one."""
+    try:
+        entity = app.amqp.queues[queue]
+    except KeyError:
+        says = gettext("the app knows no queue %(queue)r; known are: %(known)s")
+        raise ValueError(says % {"queue": queue, "known": ", ".join(sorted(app.amqp.queues))}) from None
+    if isinstance(entity, Broadcast):
+        raise ValueError(gettext("%(queue)r is a broadcast: each of its workers would run the job") % {"queue": queue})
 
 
 OPERATIONS.update({each.name: each for each in (Kill(), Move(), Prioritize(), Delete())})

@@ -14,7 +14,6 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from jobs import extensions
 from jobs.contrib.operator import statistics, status
 from jobs.contrib.operator.statistics import HOUR, mean
 from jobs.inspection.counts import MOST
@@ -108,7 +107,7 @@ def exposition() -> tuple[bytes, str]:
 
 def families() -> Iterator[tuple[str, str, list[str], Any]]:
     """All metrics, also those of extensions."""
-    return chain(GAUGES, *(more() for more in extensions.through("metrics")), COUNTERS)
+    return chain(GAUGES, *(more() for more in status.parts("metrics")), COUNTERS)
 
 
 class _Collector:

@@ -12,9 +12,9 @@ from django.utils.translation import gettext_lazy as _
 from jobs import extensions
 from jobs.conf import conf, worker_command
 from jobs.contrib.operator import statistics, status
+from jobs.contrib.operator.problem import ERROR, INFO, SEVERITIES, WARNING, Kind, Link, Problem, ago, by_whom
 from jobs.contrib.operator.statistics import HOUR, Row
 from jobs.inspection.counts import at_least, in_line, late_after
-from jobs.inspection.problems import ERROR, INFO, SEVERITIES, WARNING, Kind, Link, Problem, ago, by_whom
 from jobs.inspection.times import duration
 from jobs.inspection.view import View
 from jobs.maintenance import prune
@@ -143,7 +143,9 @@ KINDS: dict[str, Kind] = {
 
 def kinds() -> dict[str, Kind]:
     """All kinds, also those of extensions, in the order in which they are listed."""
-    found = extensions.merged("kinds")
+    found: dict[str, Kind] = {}
+    for part in status.parts("KINDS"):
+        found |= part
     order = [*KINDS]
     for name, kind in found.items():
         order.insert(order.index(kind.before) if kind.before else len(order), name)
@@ -171,7 +173,7 @@ def of(found: dict[str, Any], running: Iterable[Any] | None = None) -> list[Prob
         *_died(found["died"]),
         *_stuck(status.running_now() if running is None else running),
         *_unpruned(found),
-        *(each for problems in extensions.through("problems") for each in problems(found)),
+        *(each for problems in status.parts("problems") for each in problems(found)),
     ]
     known = kinds()
     order = [*known]

@@ -9,7 +9,7 @@ from django.utils.translation import gettext_lazy as _
 
 from jobs.conf import conf
 from jobs.models import Job, Node
-from jobs.models.fields import created_before, created_since, first_id
+from jobs.models.fields import created_since, first_id
 from jobs.models.values import parse_uuid
 from jobs.operations.selection import DIGITS, SEARCHED, Field, moment, newest, read_id, read_text, said
 
@@ -32,7 +32,7 @@ def _on_node(rows: QuerySet[Job], text: str) -> QuerySet[Job]:
 def _before(rows: QuerySet[Job], moment: datetime.datetime) -> QuerySet[Job]:
     """Those made before; if every id tells its time, the index of the key alone finds the newest of them."""
     if Job.objects.using(rows.db).filter(made_at__isnull=False).exists():
-        return rows.filter(created_before(moment))
+        return rows.filter(Q(pk__lt=first_id(moment), made_at=None) | Q(made_at__lt=moment))
     return rows.filter(pk__lt=first_id(moment))
 
 

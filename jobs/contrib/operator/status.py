@@ -169,7 +169,7 @@ def gather(live: bool) -> dict[str, Any]:
         "due": {"count": len(late), "lag_seconds": round(max(late, default=0.0), 3)},
         "unknown_tasks": dict(counted.unknown),
     }
-    for status in extensions.through("status"):
+    for status in parts("status"):
         result |= status(result)
     return result
 
@@ -188,3 +188,8 @@ def ailments() -> list[str]:
     except Error:
         reasons = ["database"]
     return reasons
+
+
+def parts(name: str) -> list[Any]:
+    """What extensions have under a name in their ``operator.py``: ``status``, ``KINDS``, ``problems``, ``metrics``."""
+    return [getattr(module, name) for module in extensions.modules("operator") if hasattr(module, name)]

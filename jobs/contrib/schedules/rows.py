@@ -11,11 +11,11 @@ from django.db.models.functions import Now
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from jobs.contrib.operator.problem import Problem, ago, by_whom
 from jobs.contrib.schedules.entries import NAME, TICK
 from jobs.contrib.schedules.models import Schedule
 from jobs.contrib.schedules.scheduler import GONE
 from jobs.contrib.schedules.ticks import IN_TIME
-from jobs.inspection.problems import Problem, ago, by_whom
 from jobs.inspection.times import duration
 from jobs.inspection.view import Reason, View
 from jobs.models import Job

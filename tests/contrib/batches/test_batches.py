@@ -20,10 +20,10 @@ from jobs import batch
 from jobs.contrib.adoption import activation
 from jobs.contrib.batches import batch as batches
 from jobs.contrib.batches.models import Batch
+from jobs.contrib.progress import public
 from jobs.contrib.why import explain as why
 from jobs.events import prune as forget
 from jobs.events.models import Subscription
-from jobs.inspection import public
 from jobs.lifecycle import transitions
 from jobs.maintenance import clock
 from jobs.maintenance.prune import Prune

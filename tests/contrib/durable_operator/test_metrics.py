@@ -8,11 +8,10 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 import jobs
-from jobs.contrib.durable import signals
+from jobs.contrib.durable import signals, store
 from jobs.contrib.durable_operator import rows
 from jobs.contrib.why.explain import explain
 from jobs.inspection import counts
-from jobs.lifecycle import transitions
 from jobs.models import Job
 from jobs.testing import run_jobs
 from tests.contrib.durable import bodies
@@ -100,7 +99,7 @@ def test_where_very_many_wait_an_index_answers(admin_client):
     page = reverse("admin:jobs_job_change", args=[parent.pk])
     hot = {
         "metrics": rows.suspended,
-        "waited for": lambda: list(transitions.awaiting_any(signals.SIGNAL, "default")[:20]),
+        "waited for": lambda: list(store.awaiting_any(signals.SIGNAL, "default")[:20]),
         "not taken": lambda: list(signals.untaken("default")[:20]),
         "look again": lambda: signals.look_again("default"),
         "page": lambda: admin_client.get(page),

@@ -18,9 +18,9 @@ from django.template import Context, Template
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
+from jobs.contrib.progress import public
 from jobs.contrib.progress import said as progress
 from jobs.errors import LostLease
-from jobs.inspection import public
 from jobs.lifecycle import transitions
 from jobs.lifecycle.worker_state import _SAID_AT, worker_state
 from jobs.models import Job

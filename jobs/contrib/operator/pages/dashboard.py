@@ -23,11 +23,11 @@ from jobs.conf import worker_command
 from jobs.contrib.operator import live, workers
 from jobs.contrib.operator.figures import FAILURES, Chart, Dashboard
 from jobs.contrib.operator.models import Overview
+from jobs.contrib.operator.problem import INFO, Kind, Link
 from jobs.contrib.operator.problems import kinds, sentence
 from jobs.contrib.operator.statistics import HOUR
 from jobs.inspection import public
 from jobs.inspection.counts import at_least
-from jobs.inspection.problems import INFO, Kind, Link
 from jobs.inspection.times import duration
 from jobs.models import LIVE, Job, State
 from jobs.models.values import parse_uuid

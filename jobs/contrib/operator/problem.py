@@ -1,4 +1,4 @@
-"""What a problem is. Extensions name the kinds that they find (``Extension.kinds``, ``Extension.problems``)."""
+"""What a problem is. Extensions name the kinds that they find, and find them, in their ``operator.py``."""
 
 from __future__ import annotations
 

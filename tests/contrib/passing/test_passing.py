@@ -24,7 +24,7 @@ from django.utils import timezone
 from jobs import Task
 from jobs import signals as job_signals
 from jobs.conf import Settings
-from jobs.execution.backoff import may_pass
+from jobs.contrib.passing.passing import may_pass
 from jobs.models import Job
 from tests.helpers.harness import deliver
 from tests.models import Effect
