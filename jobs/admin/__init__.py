@@ -1,12 +1,9 @@
 """The admin: what every job did, where it is now and why, and the buttons to put it right."""
 
 from jobs import extensions
-from jobs.admin.idempotency import MarkerAdmin
 from jobs.admin.job import JobAdmin
 
-__all__ = [
-    "JobAdmin", "MarkerAdmin",
-]  # fmt: skip
+__all__ = ["JobAdmin"]
 
 # They register themselves.
 tuple(extensions.modules("admin"))

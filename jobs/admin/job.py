@@ -225,7 +225,6 @@ class JobAdmin(OperableAdmin):
             # The links filter by the keys.
             "keys": [*filter(None, dict.fromkeys((row.unique_key, row.marker_key)))] if conf().REDACT is None else [],
             "family": _tree(row, *view.family),
-            "markers": view.markers if may(request, "view_marker") else [],
             "parts": html.parts("job", request, view),
             "fields": FIELDS,
             "lock_left": duration(held.left) if held is not None and held.left is not None else "",

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Self
 
-from django.db.models import Q, QuerySet, Subquery
+from django.db.models import QuerySet, Subquery
 from django.db.models.functions import Now
 
 from jobs.conf import loaded_app
@@ -17,8 +17,8 @@ from jobs.conf.logs import logger
 from jobs.idempotency import locks
 from jobs.inspection.counts import MOST, workers
 from jobs.inspection.times import duration
-from jobs.lifecycle.shown import Shown, shown, veil
-from jobs.models import Job, Marker, Node, Pause, State
+from jobs.lifecycle.shown import Shown, shown
+from jobs.models import Job, Node, Pause, State
 from jobs.store import databases
 
 #: The columns that count how often a run did not come to its end.
@@ -152,16 +152,6 @@ class View:
             return None
 
     # What belongs to it, for its page
-
-    @cached_property
-    def markers(self) -> list[Marker]:
-        """The markers that the job left, and the one that its success would leave."""
-        own = Q(job=self.job.pk)
-        if self.job.marker_key is not None:
-            own |= Q(key=self.job.marker_key, kind=Marker.Kind.TASK)
-        found = list(Marker.objects.using(self.using).filter(own).order_by("pk")[:SHOWN])
-        veil(found)
-        return found
 
     @cached_property
     def family(self) -> tuple[Job, dict[Any, list[Job]]]:

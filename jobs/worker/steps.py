@@ -5,13 +5,14 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from celery import bootsteps, signals
 from celery.concurrency import get_implementation, prefork
 from celery.exceptions import WorkerShutdown
 from celery.platforms import EX_FAILURE
-from celery.worker import autoscale
+from celery.worker import autoscale, control
 from celery.worker.state import maybe_shutdown
 from django.core.exceptions import ImproperlyConfigured
 
@@ -21,7 +22,7 @@ from jobs.conf.logs import logger
 from jobs.lifecycle.worker_state import worker_state
 from jobs.store import databases, write_mutex
 from jobs.store.identity import NotAdopted
-from jobs.worker import beside, control, pool, runner
+from jobs.worker import beside, pool, runner
 from jobs.worker.broker import ConsumerStep
 from jobs.worker.stop import alarm
 from jobs.worker.watchdog import supervisor
@@ -44,7 +45,9 @@ class NodeStep(bootsteps.StartStopStep):
             raise ImproperlyConfigured("; ".join(texts))
         _keep_connections(parent.app)
         databases.watch_links()
-        control.install()
+        for name, command in extensions.merged("controls").items():
+            if not isinstance(stock := control.Panel.data[name], partial):
+                control.Panel.data[name] = partial(command, stock)
         if any(store.of(alias).has_one_writer for alias in conf().DATABASES):
             write_mutex.install()
         # Those that its processes run: a plain task would let jobs of its name go again and again.

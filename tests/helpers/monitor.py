@@ -48,3 +48,10 @@ class Receiver:
 
     def kinds(self, key: str) -> list[str]:
         return [event["type"] for event in self.heard[key]]
+
+
+def tell(worker: Worker, command: str, *arguments: object, **options: object) -> None:
+    name = name_of(worker)
+    options |= {"destination": [name], "reply": True, "timeout": 10, "limit": 1}
+    [answer] = getattr(current_app.control, command)(*arguments, **options)
+    assert "ok" in answer[name], answer

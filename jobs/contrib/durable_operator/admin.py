@@ -18,9 +18,8 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from jobs.admin import html
-from jobs.admin.base import ReadOnlyAdmin, may, page, template_of, whether
+from jobs.admin.base import ReadOnlyAdmin, by_key, may, page, template_of, whether
 from jobs.admin.html import column, time_column, url_of
-from jobs.admin.idempotency import by_key
 from jobs.contrib.durable import store
 from jobs.contrib.durable.models import Signal, Step
 from jobs.contrib.durable.signals import SIGNAL, signal

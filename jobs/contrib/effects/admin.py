@@ -15,9 +15,8 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from jobs.admin import html
-from jobs.admin.base import ReadOnlyAdmin, may, page
+from jobs.admin.base import ReadOnlyAdmin, by_key, may, page
 from jobs.admin.html import column, time_column, url_of
-from jobs.admin.idempotency import by_key
 from jobs.contrib.effects import rows as rows_of
 from jobs.contrib.effects.models import Effect
 from jobs.contrib.effects.operations import clear_up

@@ -3,14 +3,15 @@
 from typing import Any
 
 from django.contrib import admin
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
 from jobs.admin import html
-from jobs.admin.base import ReadOnlyAdmin
+from jobs.admin.base import ReadOnlyAdmin, by_key, may, template_of
 from jobs.admin.html import column, time_column
-from jobs.conf import conf
+from jobs.inspection.view import SHOWN, View
+from jobs.lifecycle.shown import veil
 from jobs.models import Marker
 from jobs.models.values import parse_uuid
 
@@ -18,11 +19,6 @@ EXPLAINED = _(
     "As long as this marker is there, this work is not done again: other jobs of the key replay the "
     "result. If it is deleted, the next job or block that asks does the work."
 )
-
-
-def by_key(rows: QuerySet[Any], text: str) -> QuerySet[Any]:
-    """Keys are made of arguments: where those are redacted, a search may not find them out by guesses."""
-    return rows.none() if conf().REDACT else rows.filter(key__startswith=text)
 
 
 @admin.register(Marker)
@@ -62,3 +58,16 @@ class MarkerAdmin(ReadOnlyAdmin):
         found = list(rows)
         self.look_at(found)
         return found
+
+
+def job_page(request: HttpRequest, view: View) -> dict[str, str]:
+    """The markers that a job left, and the one that its success would leave."""
+    if not may(request, "view_marker"):
+        return {}
+    own = Q(job=view.job.pk)
+    if view.job.marker_key is not None:
+        own |= Q(key=view.job.marker_key, kind=Marker.Kind.TASK)
+    found = list(Marker.objects.using(view.using).filter(own).order_by("pk")[:SHOWN])
+    veil(found)
+    words = {"markers": found, "job": view.job, "page": f"admin:{Marker._meta.app_label}_marker_change"}
+    return {"related": template_of("markers.html", __file__).render(words, request)}

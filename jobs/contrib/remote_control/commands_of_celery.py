@@ -1,14 +1,14 @@
-"""Celery's remote control knows requests. Jobs are none: what it asks of them is read from the worker state."""
+"""Celery's remote control knows requests. Jobs are none: what it asks of them is read from the worker state.
 
-from collections.abc import Callable
-from functools import partial
+Each command gets the one of Celery that it replaces.
+"""
+
 from typing import Any
 
 from celery.platforms import signals as signal_numbers
 from celery.utils.functional import maybe_list
 from celery.worker import control
 
-from jobs import extensions
 from jobs.lifecycle.worker_state import Occupied, worker_state
 from jobs.models.values import parse_uuid
 from jobs.worker.watchdog import supervisor
@@ -33,39 +33,25 @@ def _number(terminate: bool, signal: Any) -> int | None:
     return signal_numbers.signum(signal or control.TERM_SIGNAME) if terminate else None
 
 
-def _active(stock: Any, state: Any, **kwargs: Any) -> Any:
+def active(stock: Any, state: Any, **kwargs: Any) -> Any:
     return [*stock(state, **kwargs), *_infos(state).values()]
 
 
-def _query_task(stock: Any, state: Any, ids: Any, **kwargs: Any) -> Any:
+def query_task(stock: Any, state: Any, ids: Any, **kwargs: Any) -> Any:
     wanted = {str(key) for key in maybe_list(ids)}
     found = {key: ("active", info) for key, info in _infos(state).items() if key in wanted}
     return {**stock(state, ids, **kwargs), **found}
 
 
-def _revoke(stock: Any, state: Any, task_id: Any, terminate: bool = False, signal: Any = None, **kwargs: Any) -> Any:
+def revoke(stock: Any, state: Any, task_id: Any, terminate: bool = False, signal: Any = None, **kwargs: Any) -> Any:
     for key in filter(None, map(parse_uuid, map(str, maybe_list(task_id) or []))):
         supervisor.revoke(str(key), _number(terminate, signal))
     return stock(state, task_id, terminate, signal, **kwargs)
 
 
-def _revoke_stamped(
+def revoke_by_stamped_headers(
     stock: Any, state: Any, headers: dict[str, Any], terminate: bool = False, signal: Any = None, **kwargs: Any
 ) -> Any:
     stamps = {name: maybe_list(value) for name, value in headers.items()}
     supervisor.revoke(stamps, _number(terminate, signal))
     return stock(state, headers, terminate, signal, **kwargs)
-
-
-def install() -> None:
-    """In a worker: teach its remote control. Each command gets the one of Celery that it replaces."""
-    ours: dict[str, Callable[..., Any]] = {
-        "active": _active,
-        "query_task": _query_task,
-        "revoke": _revoke,
-        "revoke_by_stamped_headers": _revoke_stamped,
-        **extensions.merged("controls"),
-    }
-    for name, command in ours.items():
-        if not isinstance(stock := control.Panel.data[name], partial):
-            control.Panel.data[name] = partial(command, stock)
