@@ -109,9 +109,10 @@ class Size(Figure):
 
 
 def _fill(scene: Scene, rows: int) -> None:
-    from jobs.lifecycle import pauses
+    from jobs.contrib.pauses import pauses
+    from jobs.inspection.counts import paused
 
-    if WAITING in pauses.paused():
+    if WAITING in paused():
         return
     scene.empty()
     pauses.pause(WAITING)

@@ -216,8 +216,6 @@ class JobAdmin(OperableAdmin):
             "history": history.of(row),
             "state_badge": _badge(row),
             "facts": self._facts(view),
-            "resuming": {"verb": "resume", "queue": row.queue},
-            "pause": view.pause if row.state in WAITING and may(request, "pause_queue") else None,
             "operations": [
                 each for each in OPERATIONS.values() if row.state in each.states and may(request, each.permission)
             ],

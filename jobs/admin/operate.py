@@ -11,17 +11,15 @@ from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import get_object_or_404
 from django.utils import translation
-from django.utils.translation import gettext
 
 from jobs.admin.base import ReadOnlyAdmin, apart, may, page, why_of
-from jobs.admin.html import front, url_of
-from jobs.lifecycle import pauses
-from jobs.models import Job, Pause
+from jobs.admin.html import url_of
+from jobs.models import Job
 from jobs.operations.actions import OPERATIONS, Operation, Outcome
 
 
 class OperableAdmin(ReadOnlyAdmin):
-    """The buttons of a job's page, and of a paused queue."""
+    """The buttons of a job's page."""
 
     @page("<uuid:key>/operate/", "job_operate_one")
     @apart
@@ -36,27 +34,6 @@ class OperableAdmin(ReadOnlyAdmin):
         messages.add_message(request, level, f"{job}: {outcome.says}")
         is_gone = outcome.is_done and operation.deletes
         return HttpResponseRedirect(url_of("job_changelist") if is_gone else back)
-
-    @page("queue/", "queue_switch", "pause_queue")
-    def switch(self, request: HttpRequest) -> HttpResponse:
-        """Pause a queue, or resume it."""
-        name, verb, why = request.POST.get("queue", ""), request.POST.get("verb"), why_of(request)
-        if verb not in ("pause", "resume"):
-            raise PermissionDenied
-        try:
-            if verb == "pause":
-                done = pauses.pause(name, request.user.get_username(), why)
-                said = gettext("Paused: %s") if done else gettext("Paused already: %s")
-            else:
-                done = pauses.resume(name)
-                said = gettext("Resumed: %s") if done else gettext("Not paused: %s")
-        except ValueError as exc:
-            messages.error(request, str(exc))
-        else:
-            if done:
-                self.log_change(request, Pause(queue=name), f"{verb} {why}".strip())
-            messages.add_message(request, messages.SUCCESS if done else messages.WARNING, said % name)
-        return HttpResponseRedirect(front())
 
     def asked(self, request: HttpRequest) -> Operation | None:
         """The operation that is asked for. None if its value cannot be: then a message says why."""

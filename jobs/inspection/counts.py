@@ -11,7 +11,7 @@ from django.db.models.functions import Now
 
 from jobs import store
 from jobs.conf import conf
-from jobs.models import CLAIMABLE, Job, Node, State
+from jobs.models import CLAIMABLE, Job, Node, Pause, State
 from jobs.store import databases, heartbeats
 
 MOST = 10_000  #: Counts end here: of a long backlog it only matters that it is long.
@@ -113,3 +113,9 @@ def ready(queue: str) -> str:
 def scheduled(using: str) -> QuerySet[Any]:
     """The scheduled jobs, the first ones first, with ``age``: for how long they are due, negative before that."""
     return Job.objects.using(using).filter(state=State.SCHEDULED).order_by("run_at").annotate(age=age_of("run_at"))
+
+
+def paused() -> dict[str, Pause]:
+    """The paused queues, by name."""
+    rows = [row for alias in conf().DATABASES for row in Pause.objects.using(alias).all()]
+    return {row.queue: row for row in sorted(rows, key=lambda row: row.queue)}

@@ -346,7 +346,7 @@ class Job(Completed):
 
 
 class Pause(models.Model):
-    """A queue whose jobs nobody claims (``jobs.lifecycle.pauses``)."""
+    """A queue whose jobs nobody claims (``contrib/pauses``)."""
 
     queue = models.CharField(_("queue"), primary_key=True, max_length=255)
     at = models.DateTimeField(_("paused at"), default=Now)

@@ -72,6 +72,13 @@ def identify(text: str) -> uuid.UUID:
     return next(iter(found))
 
 
+def check_queue(queue: str) -> None:
+    """Raise ``ValueError``, in the reader's language, if no queue can be called so."""
+    if not 0 < len(queue) <= 255 or "\0" in queue:
+        says = gettext("Name a queue, in 1 to %(number)s characters, none of them NUL.")
+        raise ValueError(says % {"number": 255})
+
+
 def one_task(text: str) -> str:
     """The name of a task, as :func:`full_name` finds it. ``Unreadable`` if the text is a pattern."""
     if "*" in text:

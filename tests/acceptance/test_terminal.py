@@ -9,8 +9,8 @@ from io import StringIO
 import pytest
 from django.core.management import CommandError, call_command
 
+from jobs.contrib.pauses import pauses
 from jobs.events.models import Event
-from jobs.lifecycle import pauses
 from jobs.models import Effect
 from tests.helpers.rows import ERROR, make, make_node
 from tests.helpers.terminal import OBEYED

@@ -34,12 +34,13 @@ from jobs.contrib.durable.models import Signal, Step
 from jobs.contrib.limits.limits import set_by_hand
 from jobs.contrib.operator import problems, status
 from jobs.contrib.operator.statistics import MINUTE
+from jobs.contrib.pauses import pauses
 from jobs.contrib.schedules import rows as schedules
 from jobs.contrib.verify.verify import verify
 from jobs.errors import UniqueTaken
 from jobs.events.models import Event, Subscription
 from jobs.inspection.view import SHOWN
-from jobs.lifecycle import pauses, transitions
+from jobs.lifecycle import transitions
 from jobs.lifecycle.transitions import NEVER
 from jobs.models import Action, Batch, Cancellation, Effect, Instance, Job, Marker, Node, Schedule
 from jobs.operations.actions import OPERATIONS

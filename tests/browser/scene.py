@@ -11,8 +11,8 @@ from django.utils import timezone
 
 from jobs.contrib.operator.models import Statistic
 from jobs.contrib.operator.statistics import HOUR, MINUTE, bucket, floor
+from jobs.contrib.pauses import pauses
 from jobs.events.models import Event, Subscription
-from jobs.lifecycle import pauses
 from jobs.models import Action, Batch, Effect, Job, Limit, Marker, Node, Pause, Schedule
 from jobs.models.fields import first_id
 from jobs.store import databases

@@ -13,7 +13,7 @@ from playwright.sync_api import expect
 
 from jobs.contrib.durable.models import Signal, Step
 from jobs.contrib.operator.pages import jobs as many
-from jobs.lifecycle import pauses
+from jobs.inspection.counts import paused
 from jobs.lifecycle.transitions import NEVER
 from jobs.models import Action, Cancellation, Effect, Job, Marker, Pause
 from tests import tasks
@@ -172,7 +172,7 @@ def test_a_queue_is_paused_and_resumed(hand):
     hand.press(hand.page.get_by_role("button", name="Resume mail"))
     said(hand).to_have_text("Resumed: mail")
     expect(hand.page.get_by_role("button", name="Pause mail")).to_be_visible()
-    assert pauses.paused() == {}
+    assert paused() == {}
 
 
 def parked(key: str) -> Effect:

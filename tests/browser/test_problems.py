@@ -11,7 +11,7 @@ from django.utils import timezone
 from playwright.sync_api import Page, expect
 
 from jobs.contrib.operator.statistics import MINUTE
-from jobs.lifecycle import pauses
+from jobs.contrib.pauses import pauses
 from jobs.models import Batch, Cancellation, Instance, Job, Limit, Node, Pause, RateLimiter, Schedule
 from tests.browser.pages import DASHBOARD
 from tests.browser.rows import TASK, ago, schedule, worker

@@ -20,8 +20,7 @@ from jobs.contrib.limits.rates import MOST, limit_of
 from jobs.contrib.limits.usage import usage, waiting
 from jobs.inspection.counts import ready
 from jobs.inspection.times import duration
-from jobs.lifecycle.pauses import check_name
-from jobs.operations.selection import one_task
+from jobs.operations.selection import check_queue, one_task
 
 TEXT = [ProhibitNullCharactersValidator()]
 
@@ -55,7 +54,7 @@ class LimitForm(forms.Form):
             is_queue = given.get("kind") == "queue"
             try:
                 if is_queue:
-                    check_name(name)
+                    check_queue(name)
                 given["of"] = name_of(name) if is_queue else one_task(name)
             except ValueError as exc:
                 self.add_error("name", str(exc))

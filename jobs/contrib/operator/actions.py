@@ -17,11 +17,11 @@ from jobs.conf import celery_app
 from jobs.conf.logs import logger
 from jobs.contrib.operator import kill
 from jobs.lifecycle import transitions
-from jobs.lifecycle.pauses import check_name
 from jobs.lifecycle.transitions import now_plus
 from jobs.maintenance import prune
 from jobs.models import ENDED, Job, Marker, State
 from jobs.operations.actions import OPERATIONS, Operation, Refused
+from jobs.operations.selection import check_queue
 
 #: Seconds in which the message of another program may come again. Without its row it would run once more.
 ADOPTED_STAYS = 86400.0
@@ -70,7 +70,7 @@ class Move(Operation):
     example = "mail"
 
     def read(self, value: str) -> tuple[str, Any]:
-        check_name(value)
+        check_queue(value)
         if (app := celery_app()) is not None:
             check_known(app, value)
         return value, format_lazy(_("moved to {queue}"), queue=value)

@@ -19,8 +19,9 @@ from jobs.checks import driver
 from jobs.conf import celery_app, conf, import_tasks, worker_command
 from jobs.contrib.operator import problems, statistics, status
 from jobs.idempotency import locks
+from jobs.inspection.counts import paused
 from jobs.inspection.times import duration
-from jobs.lifecycle import pauses, transitions, wakeups
+from jobs.lifecycle import transitions, wakeups
 from jobs.management.console.base import JobsCommand, option, subcommand
 from jobs.models import ENDED, Job, State
 from jobs.store import databases, identity
@@ -208,7 +209,7 @@ def _probe(app: Any, queue: str | None, timeout: float) -> Finding:
         cure = f"Call app.autodiscover_tasks() without a list of packages, or add {Job._meta.app_config.name!r} to it."
         return Finding("probe", False, "the task jobs.probe is not registered", cure)
     name = queue or app.conf.task_default_queue
-    if name in pauses.paused():
+    if name in paused():
         return Finding("probe", False, f"the queue {name!r} is paused", f"manage.py jobs resume {name}")
     began = time.monotonic()
     key = uuid.UUID(task.apply_async(queue=queue, expires=max(60.0, 2 * timeout)).id)

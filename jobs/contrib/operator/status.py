@@ -14,7 +14,6 @@ from jobs import extensions, store
 from jobs.conf import conf
 from jobs.inspection import counts
 from jobs.inspection.counts import age_of, heads, scheduled, seconds_of, workers
-from jobs.lifecycle.pauses import paused as paused_queues
 from jobs.lifecycle.transitions import PARKED
 from jobs.models import ENDED, HELD, LIVE, UNSUCCESSFUL, Cancellation, Job, Node, State
 from jobs.store import databases, identity
@@ -143,7 +142,7 @@ def gather(live: bool) -> dict[str, Any]:
     found = workers(told.annotate(dead=age_of("dead_at")))
     listed = [_told(node, counted.running) for node in found if node.dead_at is None]
     died = sorted((node for node in found if node.dead_at), key=lambda node: node.dead)
-    pauses = paused_queues()
+    pauses = counts.paused()
     # Queues without jobs are listed too: they are paused, or a worker serves them.
     for name in pauses:
         queues[name]["paused"] = True

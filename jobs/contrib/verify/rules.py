@@ -25,8 +25,7 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from jobs.conf import conf
-from jobs.inspection.counts import MOST, Head, heads, in_line, late_after, running_by_node, silence, workers
-from jobs.lifecycle import pauses
+from jobs.inspection.counts import MOST, Head, heads, in_line, late_after, paused, running_by_node, silence, workers
 from jobs.lifecycle.transitions import PARKED, TASK, now_plus
 from jobs.maintenance.clock import LONGEST_TICK
 from jobs.models import AWAITING, LIVE, UNSUCCESSFUL, Cancellation, Job, Marker, Node, State, tables
@@ -141,9 +140,9 @@ class Search:
 
     def ready(self, seconds: float) -> dict[Head, QuerySet[Job]]:
         """The ready jobs of queues that are not paused, stretch by stretch of the index that claims use."""
-        paused = pauses.paused()
+        names = paused()
         ready = in_line(self.using).filter(Q(expires_at=None) | Q(expires_at__gt=Now()), run_at__lte=now_plus(-seconds))
-        found = [head for head in heads(self.using) if head.seconds > seconds and head.queue not in paused]
+        found = [head for head in heads(self.using) if head.seconds > seconds and head.queue not in names]
         return {head: ready.filter(queue=head.queue, rank=head.rank) for head in found}
 
     # Running jobs, and the nodes that run them. (Hard limits are not judged: only prefork has them.)

@@ -1,4 +1,4 @@
-"""``manage.py jobs retry|run|cancel|kill``, and what else is done to jobs; ``pause`` and ``resume`` of a queue."""
+"""``manage.py jobs retry|run|cancel|kill``, and what else is done to jobs."""
 
 import time
 import uuid
@@ -14,8 +14,7 @@ from django.utils.translation import gettext
 
 from jobs.conf import conf, did_you_mean, loaded_app
 from jobs.inspection import counts
-from jobs.lifecycle import pauses
-from jobs.management.console.base import DRY_RUN, ID, REASON, JobsCommand, Subcommand, me, option, reported, subcommand
+from jobs.management.console.base import DRY_RUN, ID, JobsCommand, Subcommand, me, option, reported
 from jobs.models import Job, State
 from jobs.operations.actions import OPERATIONS, Operation, Outcome
 from jobs.operations.selection import FIELDS, Selection, full_name, identify
@@ -117,7 +116,7 @@ OF_JOBS = [_subcommand(each) for each in OPERATIONS.values()]
 def warn_of_unknown(out: JobsCommand, names: Iterable[str]) -> None:
     """A warning and no error: the first job of a queue, and its worker, may come later."""
     app = loaded_app()
-    known = {*pauses.paused(), *conf().QUEUES, *(queue for worker in counts.workers() for queue in worker.queues)}
+    known = {*counts.paused(), *conf().QUEUES, *(queue for worker in counts.workers() for queue in worker.queues)}
     for alias in conf().DATABASES:
         known |= {head.queue for head in counts.heads(alias)}
         for state in (State.SCHEDULED, State.RUNNING):
@@ -129,47 +128,3 @@ def warn_of_unknown(out: JobsCommand, names: Iterable[str]) -> None:
         if name not in known:
             text = f"No worker, no job, no task and no setting knows a queue {name!r}{did_you_mean(name, known)}"
             out.warn(text, out.style.WARNING)
-
-
-@subcommand(option("names", "the name of a queue", nargs="*", metavar="QUEUE"), REASON)
-def pause(out: JobsCommand, args: Namespace) -> None:
-    """Let the jobs of queues wait, for every worker at once, until they are resumed.
-
-    What runs goes on. Jobs are enqueued as before, and expire as before. It survives restarts of everything.
-    Without a queue: say which are paused.
-
-    examples:
-      manage.py jobs pause
-      manage.py jobs pause mail --reason "the mail server is moved"
-    """
-    if args.names:
-        warn_of_unknown(out, args.names)
-    with reported():
-        done = {name: pauses.pause(name, me(), args.reason) for name in dict.fromkeys(args.names)}
-    _say_switched(out, done, "paused", "was paused already")
-    if not args.names:
-        rows = pauses.paused().values()
-        for row in rows:
-            out.say(f"{row.queue}: paused at {row.at:%Y-%m-%d %H:%M:%S} UTC by {row.by or '?'} {row.reason}".rstrip())
-        if not rows:
-            out.say("No queue is paused.")
-
-
-@subcommand(option("names", "the name of a queue", nargs="+", metavar="QUEUE"))
-def resume(out: JobsCommand, args: Namespace) -> None:
-    """Let the jobs of paused queues run again.
-
-    Workers that consume them go on within a second or so.
-
-    examples:
-      manage.py jobs resume mail
-    """
-    done = {name: pauses.resume(name) for name in dict.fromkeys(args.names)}
-    _say_switched(out, done, "resumed", "was not paused")
-
-
-def _say_switched(out: JobsCommand, done: dict[str, bool], word: str, otherwise: str) -> None:
-    for name, changed in done.items():
-        out.say(f"{name}: {word}, {counts.ready(name)} jobs are ready" if changed else f"{name}: {otherwise}")
-    paused = {name: {"at": row.at, "by": row.by, "reason": row.reason} for name, row in pauses.paused().items()}
-    out.say_json({"changed": [name for name, changed in done.items() if changed], "paused": paused})

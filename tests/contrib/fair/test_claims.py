@@ -16,7 +16,8 @@ from django.test.utils import CaptureQueriesContext
 from jobs.contrib.fair.claims import FairClaimer
 from jobs.contrib.fair.keys import NO_KEY
 from jobs.contrib.fair.order import Rotation
-from jobs.lifecycle import claims, pauses, transitions
+from jobs.contrib.pauses import pauses
+from jobs.lifecycle import claims, transitions
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job
 from jobs.store import postgresql

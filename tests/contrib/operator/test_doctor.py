@@ -13,7 +13,8 @@ from django.db import connection
 from django.utils import timezone
 
 from jobs.contrib.operator import doctor, statistics
-from jobs.lifecycle import pauses, wakeups
+from jobs.contrib.pauses import pauses
+from jobs.lifecycle import wakeups
 from jobs.models import Instance, Job
 from tests.helpers.harness import Worker
 from tests.helpers.rows import ended, let_heartbeat, make, make_node

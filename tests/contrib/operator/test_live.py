@@ -15,7 +15,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from jobs.contrib.operator import live
-from jobs.lifecycle import pauses
+from jobs.contrib.pauses import pauses
 from jobs.models import Job
 from tests import tasks
 from tests.faults.worker import Worker

@@ -9,7 +9,7 @@ from django.utils import timezone
 from jobs.contrib.operator import problems, status
 from jobs.contrib.operator.figures import Dashboard
 from jobs.contrib.operator.statistics import MINUTE
-from jobs.lifecycle import pauses
+from jobs.contrib.pauses import pauses
 from jobs.maintenance.prune import Prune
 from jobs.models import Job, Node
 from jobs.store.databases import SideDatabase

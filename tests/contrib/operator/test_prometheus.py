@@ -18,7 +18,7 @@ from jobs.contrib.limits.limits import set_by_hand
 from jobs.contrib.operator import status
 from jobs.contrib.operator.metrics import exposition, processes
 from jobs.contrib.operator.statistics import Count
-from jobs.lifecycle import pauses
+from jobs.contrib.pauses import pauses
 from jobs.lifecycle.transitions import PARKED
 from jobs.models import Effect, Job
 from tests.conftest import not_installed

@@ -16,9 +16,9 @@ from django.utils import timezone
 
 from jobs.contrib.adoption.identity import mark_of
 from jobs.contrib.operator import problems, status
+from jobs.contrib.pauses import pauses
 from jobs.contrib.verify.verify import verify
 from jobs.inspection import counts
-from jobs.lifecycle import pauses
 from jobs.models import Instance, Job
 from jobs.store.identity import check_all
 from tests.helpers.commands import refused, run

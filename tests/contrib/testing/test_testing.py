@@ -23,7 +23,7 @@ from django.test import SimpleTestCase, TestCase, TransactionTestCase
 from django.utils import timezone
 
 from jobs import Busy, Cancel, Snooze, guard, lock, once
-from jobs.lifecycle import pauses
+from jobs.contrib.pauses import pauses
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job, Lock, Marker, Node, StoredResult
 from jobs.store import databases

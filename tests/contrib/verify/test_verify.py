@@ -16,8 +16,9 @@ from django.db import connection, connections
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from jobs.contrib.pauses import pauses
 from jobs.contrib.verify.verify import RULES, SHAPES, WINDOW, Report, Unverifiable, verify
-from jobs.lifecycle import pauses, transitions
+from jobs.lifecycle import transitions
 from jobs.lifecycle.transitions import PARKED, TASK
 from jobs.maintenance import clock
 from jobs.maintenance.rescue import Rescue

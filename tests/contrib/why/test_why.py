@@ -16,8 +16,9 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from jobs.conf import syncpoints
+from jobs.contrib.pauses import pauses
 from jobs.contrib.why import waiting
-from jobs.lifecycle import pauses, transitions
+from jobs.lifecycle import transitions
 from jobs.lifecycle.transitions import PARKED
 from jobs.models import Cancellation, Instance, Job, Node
 from tests import tasks

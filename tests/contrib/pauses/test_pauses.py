@@ -11,7 +11,8 @@ from django.contrib.admin.models import LogEntry
 from django.core.management import CommandError, call_command
 from django.urls import reverse
 
-from jobs.lifecycle import pauses, transitions
+from jobs.contrib.pauses import pauses
+from jobs.lifecycle import transitions
 from jobs.models import Job, Pause
 from tests import tasks
 from tests.helpers.harness import Worker, claim, deliver, effects, wait_ended

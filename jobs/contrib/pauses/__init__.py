@@ -1,0 +1,1 @@
+"""A queue is paused, and resumed: by commands, and in the admin."""
