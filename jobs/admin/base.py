@@ -81,15 +81,12 @@ class UncountedChangeList(ChangeList):
         if way not in (("after", "before") if cursor else ("", LAST)):
             raise IncorrectLookupParameters
         is_back = way in ("before", LAST)
-        rows = self._from(self.queryset, cursor, is_back)
         #: The last row that this page looks at, if its filters have no index and it does not come to the end.
         self.looked_at = self._reach(request, cursor, is_back)
-        if self.looked_at:
-            rows = rows.filter(self._beyond(self.looked_at[1], not is_back))
-        page = list(rows[: size + 1])
+        page = self._page(cursor, is_back, size + 1)
         if cursor and not self.looked_at and len(page) <= (size if is_back else 0):
             # The row of the cursor is gone; or this is the first page, which newer rows may have shifted.
-            way, is_back, page = "", False, list(self.queryset[: size + 1])
+            way, is_back, page = "", False, self._page("", False, size + 1)
         is_more = len(page) > size
         self.result_list = page[:size][::-1] if is_back else page[:size]
         keys = [row.pk for row in self.result_list]
@@ -120,6 +117,12 @@ class UncountedChangeList(ChangeList):
     def _in_index(self, rows: QuerySet[Any]) -> QuerySet[Any]:
         """The index of an order by a moment has no rows without that moment."""
         return rows.filter(**{f"{name.lstrip('-')}__isnull": False for name in self.order[:-1]})
+
+    def _page(self, cursor: str, is_back: bool, number: int) -> list[Any]:
+        rows = self._from(self.queryset, cursor, is_back)
+        if self.looked_at:
+            rows = rows.filter(self._beyond(self.looked_at[1], not is_back))
+        return list(rows[:number])
 
     def _from(self, rows: QuerySet[Any], cursor: Any, is_back: bool) -> QuerySet[Any]:
         rows = rows.reverse() if is_back else rows

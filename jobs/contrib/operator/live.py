@@ -15,7 +15,7 @@ from django.db.models import Count, Sum
 from jobs import store
 from jobs.conf import conf
 from jobs.conf.logs import logger
-from jobs.inspection import public
+from jobs.inspection import by_time, public
 from jobs.lifecycle.wakeups import CHANNEL
 from jobs.models import Job, Node, Pause, State
 from jobs.store import databases
@@ -39,7 +39,7 @@ def look() -> list[Any]:
         running = jobs.filter(state=State.RUNNING)
         oldest = list(running.order_by("started_at").defer("args", "kwargs", "result", "error", "errors")[:OLDEST])
         found += [
-            jobs.order_by("-pk").values_list("pk").first(),
+            *(rows.values_list("pk").first() for rows in by_time.kinds(jobs)),
             jobs.filter(finished_at__isnull=False).order_by("-finished_at").values_list("finished_at").first(),
             jobs.filter(state=State.SCHEDULED).order_by("run_at").values_list("run_at").first(),
             running.aggregate(Count("pk"), Sum("lease")),

@@ -1,6 +1,5 @@
 """``manage.py jobs list|show``: what there is. Nothing is changed."""
 
-import heapq
 import time
 import uuid
 from argparse import Namespace
@@ -9,7 +8,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from jobs.conf import conf
-from jobs.inspection import public
+from jobs.inspection import by_time, public
 from jobs.lifecycle.shown import shown, veil
 from jobs.lifecycle.transitions import due_at
 from jobs.management.console.base import ID, LIMIT, JobsCommand, local, option, subcommand
@@ -29,8 +28,8 @@ def list_(out: JobsCommand, args: Namespace) -> None:
     if args.limit < 1:
         raise CommandError("--limit has to be 1 or more.")
     selection = which(args)
-    newest = [selection.rows(alias).order_by("-pk")[: args.limit + 1] for alias in conf().DATABASES]
-    jobs = list(heapq.merge(*newest, key=lambda job: job.pk, reverse=True))
+    every = [rows for alias in conf().DATABASES for rows in by_time.kinds(selection.rows(alias))]
+    jobs = by_time.first(every, args.limit + 1)
     veil(jobs)
     out.say_json([as_dict(job) for job in jobs[: args.limit]])
     rows = []

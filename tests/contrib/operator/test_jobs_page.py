@@ -12,7 +12,7 @@ import pytest
 from django.urls import reverse
 from django.utils import timezone
 
-from jobs.models import Marker, Node
+from jobs.models import Job, Marker, Node
 from tests.helpers.admin_list import ERROR, LIST, ids, links, listed, page, short
 from tests.helpers.rows import let_heartbeat, make
 
@@ -73,6 +73,46 @@ def test_a_page_looks_at_so_many_jobs_and_the_next_one_goes_on(viewer, monkeypat
     assert listed(viewer, task="shop.rare", until="600s") == short(*reversed(rare[:2])), "it begins there"
 
 
+def foreign(age: float, digit: str, **more) -> Job:
+    """A member of a chain: its id is Celery's, and says no time."""
+    at = timezone.now() - datetime.timedelta(seconds=age)
+    return make(id=uuid.UUID(digit * 8 + str(uuid.uuid4())[8:]), age=age, made_at=at, **more)
+
+
+def test_the_list_is_by_time_whatever_the_ids(viewer, monkeypatch):
+    jobs = {age: make(age=age) for age in range(0, 80, 2)}
+    jobs |= {age: foreign(age, "f" if age % 3 else "0") for age in range(1, 80, 6)}
+    expected = [jobs[age].pk for age in sorted(jobs)]
+    monkeypatch.setattr("jobs.contrib.operator.pages.jobs.ManyJobsAdmin.list_per_page", 7)
+    for order, wanted in (("", expected), ("oldest", expected[::-1])):
+        query, pages, backs = {"o": order}, [], []
+        while query:
+            pages.append(ids(response := viewer.get(LIST, query)))
+            query = dict(parse_qsl(response.context["cl"].pages.get("next_page", "").removeprefix("?")))
+        assert [key for page in pages for key in page] == wanted
+        query = {"o": order, "p": "last"}
+        while query:
+            backs.append(ids(response := viewer.get(LIST, query)))
+            query = dict(parse_qsl(response.context["cl"].pages.get("previous_page", "").removeprefix("?")))
+        assert [key for page in reversed(backs[:-1]) for key in page] == wanted[-7 * (len(backs) - 1) :]
+        assert backs[-1] == wanted[:7]
+
+
+def test_a_search_without_an_index_goes_on_by_time(viewer, monkeypatch):
+    monkeypatch.setattr("jobs.admin.base.LOOKED_AT", 10)
+    rare = []
+    for age in range(60):
+        name = "shop.rare" if age in (3, 25, 26, 58) else "shop.often"
+        job = foreign(age, "f", task=name) if age % 5 == 0 else make(age=age, task=name)
+        rare += [job.pk] if name == "shop.rare" else []
+    query, found = {"task": "shop.rare"}, []
+    while query:
+        found.append(ids(response := viewer.get(LIST, query)))
+        query = dict(parse_qsl(response.context["cl"].pages.get("next_page", "").removeprefix("?")))
+    assert [key for page in found for key in page] == rare
+    assert len(found) > 3
+
+
 def test_a_filter_that_says_nothing_says_what_it_should_be(viewer):
     make()
     response = viewer.get(LIST, {"since": "soon"})
@@ -104,11 +144,11 @@ def test_nobody_searches_arguments_that_nobody_may_see(viewer, settings):
 def test_filter_by_date(viewer):
     week, day, hour = (make(age=age) for age in (3 * 86400, 7200, 60))
     # The id of a job that another program called says no time.
-    foreign = make(id=uuid.UUID(int=4 << 76 | 2 << 62), made_at=timezone.now() - datetime.timedelta(hours=3))
+    other = make(id=uuid.UUID(int=4 << 76 | 2 << 62), made_at=timezone.now() - datetime.timedelta(hours=3))
     make(age=9 * 86400)
     assert listed(viewer, created="1h") == short(hour)
-    assert listed(viewer, created="1d") == short(hour, day, foreign)
-    assert listed(viewer, created="1w") == short(hour, day, week, foreign)
+    assert listed(viewer, created="1d") == short(hour, day, other)
+    assert listed(viewer, created="1w") == short(hour, day, other, week)
     assert listed(viewer, until="150min") == [each for each in listed(viewer) if each not in short(hour, day)]
     assert len(listed(viewer, created="soon")) == 5
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
 import io
 import json
 import uuid
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.utils import timezone
 
 from jobs import __version__
 from tests import tasks
@@ -37,6 +39,14 @@ def test_list_is_of_the_newest_and_says_that_there_are_more():
     assert run("list", "--task", "tests.tasks.noop") == "There is no such job.\n"
     with pytest.raises(CommandError, match="--limit"):
         run("list", "--limit", "0")
+
+
+def test_list_is_by_time_whatever_the_ids():
+    old, new = make(age=30), make(age=10)
+    at = timezone.now() - datetime.timedelta(seconds=20)
+    members = [make(id=uuid.UUID(digit * 8 + str(uuid.uuid4())[8:]), age=20, made_at=at) for digit in "0f"]
+    found = [job["id"] for job in json.loads(run("list", "--json"))]
+    assert found == [str(job.pk) for job in (new, *reversed(members), old)]
 
 
 def test_show_has_everything():

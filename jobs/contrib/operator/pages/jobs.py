@@ -13,13 +13,14 @@ from typing import Any
 from django.contrib import admin, messages
 from django.contrib.admin.options import IS_POPUP_VAR, IncorrectLookupParameters
 from django.contrib.admin.views.main import PAGE_VAR
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import PermissionDenied, ValidationError
 from django.core.signing import BadSignature, Signer
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
+from jobs.admin import base
 from jobs.admin.base import SEARCHED, apart, may, numbered, page
 from jobs.admin.html import url_of
 from jobs.admin.job import Created, JobAdmin, JobChangeList, StateFilter
@@ -27,6 +28,7 @@ from jobs.conf import conf
 from jobs.contrib.operator.models import Statistic
 from jobs.contrib.operator.pages import timeline
 from jobs.contrib.operator.status import Live
+from jobs.inspection import by_time
 from jobs.inspection.counts import at_least
 from jobs.models import LIVE, UNSUCCESSFUL, Job, State
 from jobs.models.values import parsed
@@ -121,6 +123,46 @@ class LiveChangeList(JobChangeList):
     @cached_property
     def live(self) -> Live:
         return Live()
+
+    # The order of the ids is that of time, but for those that somebody else made.
+
+    @property
+    def _is_by_time(self) -> bool:
+        return self.order[0].lstrip("-") == "pk"
+
+    def _page(self, cursor: str, is_back: bool, number: int) -> list[Any]:
+        if not self._is_by_time:
+            return super()._page(cursor, is_back, number)
+        place, is_down = self._place(cursor), self.order[0].startswith("-") != is_back
+        if cursor and place is None:
+            return []
+        rows = self.queryset
+        found = by_time.kinds(rows, is_down, place)
+        if self.looked_at and (last := self._place(self.looked_at[1])):
+            upto = last.beyond(not is_down, or_here=True)
+            found = [rows.filter(each) for rows, each in zip(found, upto, strict=True)]
+        return by_time.first(found, number, is_down)
+
+    def _place(self, cursor: str) -> by_time.Place | None:
+        try:
+            key = self.opts.pk.to_python(cursor) if cursor else None
+        except ValidationError as exc:
+            raise IncorrectLookupParameters from exc
+        job = Job.objects.using(self.queryset.db).filter(pk=key).only("made_at", "run_at").first() if key else None
+        return None if job is None else by_time.Place.of(job)
+
+    def _reach(self, request: HttpRequest, cursor: str, is_back: bool) -> list[Any] | None:
+        every = getattr(request, SEARCHED, None)
+        if every is None or not self._is_by_time:
+            return super()._reach(request, cursor, is_back)
+        is_down = self.order[0].startswith("-") != is_back
+        rows = every.only("made_at", "run_at")
+        ends = [
+            list(kind[base.LOOKED_AT - 1 : base.LOOKED_AT + 1])
+            for kind in by_time.kinds(rows, is_down, self._place(cursor))
+        ]
+        near = sorted((end[0] for end in ends if len(end) == 2), key=by_time.Place.of, reverse=is_down)
+        return [near[0].pk, near[0].pk] if near else None
 
 
 # In place of the core's.
