@@ -60,7 +60,7 @@ def make(job: Job, task: Any, app: Celery, hostname: str) -> Context:
 def headers_of(job: Job, app: Celery, options: Mapping[str, Any], task: Any = None) -> dict[str, Any]:
     """The headers of Celery's message protocol (``celery.app.amqp.AMQP.as_task_v2``)."""
     task = task or app.tasks.get(job.task)
-    longest = getattr(task, "argsrepr_maxsize", None) or app.amqp.argsrepr_maxsize
+    longest, key = getattr(task, "argsrepr_maxsize", None) or _longest(app), job.task_id
     # They are for people: Flower, Sentry, ``celery inspect active``.
     seen: Any = job if conf().REDACT is None else shown(job)
     args, kwargs = seen.args, seen.kwargs
@@ -69,7 +69,7 @@ def headers_of(job: Job, app: Celery, options: Mapping[str, Any], task: Any = No
     return {
         "lang": "py",
         "task": job.task,
-        "id": job.task_id,
+        "id": key,
         "shadow": options.get("shadow"),
         "eta": _iso(job.run_at) if options.get("eta") else None,
         "expires": job.expires_at and _iso(job.expires_at),
@@ -77,7 +77,7 @@ def headers_of(job: Job, app: Celery, options: Mapping[str, Any], task: Any = No
         "group_index": options.get("group_index"),
         "retries": job.retries,
         "timelimit": limits,
-        "root_id": str(job.root) if job.root else job.task_id,
+        "root_id": str(job.root) if job.root else key,
         "parent_id": str(job.parent_id) if job.parent_id else None,
         "argsrepr": _represent(tuple(args), longest),
         "kwargsrepr": _represent(kwargs, longest),
@@ -87,6 +87,12 @@ def headers_of(job: Job, app: Celery, options: Mapping[str, Any], task: Any = No
         "stamped_headers": options.get("stamped_headers"),
         "stamps": options.get("stamps", {}),
     }
+
+
+@lru_cache(maxsize=1)
+def _longest(app: Celery) -> int:
+    # kombu's cached properties take a lock at each access.
+    return int(app.amqp.argsrepr_maxsize)
 
 
 @lru_cache(maxsize=1)

@@ -125,9 +125,9 @@ def renew(job: Job) -> bool:
     Race: the supervisor gives back what waits behind a long body, by the token of the claim. One finds the row changed.
     """
     token = renewed(job.token or 0)
-    if done := store.of(str(job._state.db)).renew(job, token):
+    if done := store.of(str(job._state.db)).renew([job], token):
         job.token = token
-    return done
+    return bool(done)
 
 
 def begun(runs: Sequence[Claimed]) -> list[Claimed]:

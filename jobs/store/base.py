@@ -288,9 +288,10 @@ class Store:
     def decode(self, values: dict[str, Any]) -> None:
         """Make Python's values of a row's, in place."""
 
-    def renew(self, job: Job, token: int) -> bool:
-        """Give a claimed row another token; False: it is not this claim's any more."""
-        return owned(job).update(token=token, started_at=Now()) == 1
+    def renew(self, jobs: Sequence[Job], token: int) -> int:
+        """Give rows of one claim another token; returns how many still were that claim's."""
+        rows = Job.objects.using(self.using).filter(self.among("pk", [job.pk for job in jobs]), state=State.RUNNING)
+        return rows.filter(token=jobs[0].token).update(token=token, started_at=Now())
 
     def wake(self, what: str, columns: Mapping[str, Any]) -> str | None:
         """Let the first job that waits for this wait for its turn (``columns``); its queue, or None: none was."""

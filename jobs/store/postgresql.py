@@ -68,7 +68,7 @@ OWNED = "state || '' = 'running'"
 
 RENEW = f"""
 UPDATE jobs_job SET token = %(token)s, started_at = statement_timestamp()
-WHERE id = %(id)s AND {OWNED} AND lease = %(lease)s AND token = %(before)s
+WHERE id = ANY (%(ids)s) AND {OWNED} AND token = %(before)s
 """
 
 _WAKE = """
@@ -264,9 +264,8 @@ class PostgreSQL(base.Store):
         sql = WITH_READY.format(queues="%s", first=NEW_FIRST if is_short else FIRST)
         return f"({sql} LIMIT 1) IS NOT NULL", [list(queues)]
 
-    def renew(self, job: Job, token: int) -> bool:
-        values = {"token": token, "id": job.pk, "lease": job.lease, "before": job.token}
-        return self.session.execute(RENEW, values) == 1
+    def renew(self, jobs: Sequence[Job], token: int) -> int:
+        return self.session.execute(RENEW, {"token": token, "ids": [job.pk for job in jobs], "before": jobs[0].token})
 
     def wake(self, what: str, columns: Mapping[str, Any]) -> str | None:
         values = {name: value for name, value in columns.items() if not isinstance(value, Now)}

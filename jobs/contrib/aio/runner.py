@@ -10,7 +10,6 @@ from typing import Any
 
 from django.core.cache import close_caches
 from django.db import Error, transaction
-from django.db.models.functions import Now
 
 from jobs import extensions, store
 from jobs.conf.syncpoints import reach
@@ -22,9 +21,10 @@ from jobs.lifecycle import claims, transitions
 from jobs.lifecycle.run import Run
 from jobs.lifecycle.wakeups import Wakeup
 from jobs.lifecycle.worker_state import IDLE, ProcessState, worker_state
-from jobs.models import Job, State
+from jobs.models import Job
 from jobs.models.values import jsonable
 from jobs.store import databases
+from jobs.store.base import owned
 from jobs.worker import celery_events
 from jobs.worker.runner import Runner, let_go
 
@@ -144,12 +144,9 @@ def _result(run: Run) -> Any:
 
 def _renew_all(jobs: Sequence[Job]) -> list[Job]:
     """As ``claims.renew``, for a whole claim, whose bodies begin at once; returns the jobs that are still its own."""
-    using, before = str(jobs[0]._state.db), jobs[0].token or 0
-    after, keys = claims.renewed(before), [job.pk for job in jobs]
-    rows = Job.objects.using(using).filter(store.of(using).among("pk", keys), state=State.RUNNING)
-    with store.of(using).write_mutex():
-        done = rows.filter(token=before).update(token=after, started_at=Now())
-    left = set(keys) if done == len(keys) else set(rows.filter(token=after).values_list("pk", flat=True))
+    at, after = store.of(str(jobs[0]._state.db)), claims.renewed(jobs[0].token or 0)
+    with at.write_mutex():
+        are_all = at.renew(jobs, after) == len(jobs)
     for job in jobs:
         job.token = after
-    return [job for job in jobs if job.pk in left]
+    return list(jobs) if are_all else [job for job in jobs if owned(job).exists()]
