@@ -99,6 +99,10 @@ class Extension:
     def ended(self, job: Any, error: Mapping[str, Any]) -> Callable[[], None] | None:
         """A job is about to end without success, by its run or from outside: what to write in that transaction."""
 
+    #: Tells others of runs, in their processes, if ``worker_state.wants_events``: ``send_start(run)``, and
+    #: ``send_outcome(run, seconds)`` when Celery has been told.
+    tells: Any
+
     #: What counts the parts of a chord (``chords.py`` of the canvas) for the result backend.
     chords: Any
 

@@ -19,12 +19,6 @@ from jobs.task import Task
 tuple(extensions.modules("tasks"))
 
 
-@shared_task(base=Task, bind=True, name="jobs.probe")
-def probe(self: Any) -> str:
-    """Do nothing, and say where: ``manage.py jobs doctor`` follows it from the call to the end."""
-    return str(self.job.node_id)
-
-
 # It fails because another job failed: one more attempt would not help.
 @shared_task(base=Task, bind=True, name="jobs.same", max_retries=0)
 def same(self: Any, job_id: str) -> Any:

@@ -222,7 +222,6 @@ class JobAdmin(OperableAdmin):
             "view": view,
             # The links filter by the keys.
             "keys": [*filter(None, dict.fromkeys((row.unique_key, row.marker_key)))] if conf().REDACT is None else [],
-            "family": _tree(row, *view.family),
             "parts": html.parts("job", request, view),
             "fields": FIELDS,
             "lock_left": duration(held.left) if held is not None and held.left is not None else "",
@@ -247,17 +246,3 @@ class JobAdmin(OperableAdmin):
             known = gettext("%(id)s (no longer known)") % {"id": job.node_id}
             yield format_html("{} {}", gettext("worker"), html.link(node, "node_change", node.pk) if node else known)
         yield format_html("{} {}", gettext("queue"), html.link(job.queue, "job_changelist", queue=job.queue))
-
-
-def _tree(own: Job, job: Job, called: dict[Any, list[Job]]) -> list[Any]:
-    """A job and the jobs that it called, for Django's filter ``unordered_list``."""
-    below = [part for each in called.get(job.pk, ()) for part in _tree(own, each, called)]
-    place = job.options.get("group_index") if isinstance(job.options, dict) else None
-    state = str(State(job.state).label)
-    if place is not None:
-        state += ", " + gettext("part %(number)s") % {"number": place + 1}
-    label = f"{job.task} {job.pk}"
-    is_own = job.pk == own.pk
-    shown = format_html("<strong>{}</strong>", label) if is_own else html.link(label, "job_change", job.pk)
-    line = format_html("{} ({})", shown, state)
-    return [line, below] if below else [line]

@@ -262,7 +262,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def own_tasks() -> frozenset[str]:
     """Tasks of this app: those of the core (``jobs.tasks``), and those that extensions list (``TASKS``)."""
     listed = [getattr(import_module(name), "TASKS", ()) for name in extensions.folders()]
-    return frozenset({"jobs.probe", "jobs.same", "jobs.send"}.union(*listed))
+    return frozenset({"jobs.same", "jobs.send"}.union(*listed))
 
 
 @lru_cache(maxsize=1000)

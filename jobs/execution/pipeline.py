@@ -183,24 +183,20 @@ class Committed:
 
 
 @dataclass(slots=True)
-class Conflict:
+class _RolledBack:
+    exc: BaseException
+
+
+class Conflict(_RolledBack):
     """The database ended this transaction in favour of another one: a deadlock, or a serialization failure."""
 
-    exc: BaseException
 
-
-@dataclass(slots=True)
-class Lost:
+class Lost(_RolledBack):
     """The database failed the run, and not the body."""
 
-    exc: BaseException
 
-
-@dataclass(slots=True)
-class Raised:
+class Raised(_RolledBack):
     """What the body wants, or that the run lost its job."""
-
-    exc: BaseException
 
 
 def _perform(run: Run) -> Steps:

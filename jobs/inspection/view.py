@@ -150,20 +150,3 @@ class View:
             # The project's code makes the key, perhaps of arguments that are older than the code.
             logger.debug("the lock of a job is not known here", exc_info=True, extra={"action": "lock_unknown"})
             return None
-
-    # What belongs to it, for its page
-
-    @cached_property
-    def family(self) -> tuple[Job, dict[Any, list[Job]]]:
-        """The first job of the line of calls (this one, if that is gone), and the first ones that each has called."""
-        rows = Job.objects.using(self.using).only("id", "task", "state", "parent_id", "options", "made_at", "run_at")
-        first = rows.filter(pk=self.job.root_id).first() or self.job
-        called: dict[Any, list[Job]] = {}
-        seen, level = {first.pk}, [first.pk]
-        while level and len(seen) < SHOWN:
-            found = list(rows.filter(parent_id__in=level).exclude(pk__in=seen).order_by("pk")[:SHOWN])
-            for job in sorted(found, key=lambda job: job.created_at):
-                called.setdefault(job.parent_id, []).append(job)
-            level = [job.pk for job in found]
-            seen |= set(level)
-        return first, called

@@ -185,15 +185,3 @@ class Wakeup:
 
 #: Made before the worker forks, like the worker state.
 wakeup = Wakeup()
-
-
-def hears(alias: str, wait: float = 1.0) -> bool:
-    """Whether a notification gets through: behind a pooler that shares connections none does, and a poll has to do."""
-    if not store.of(alias).has_notify:
-        return True
-    with databases.apart(alias) as connection:
-        connection.ensure_connection()
-        raw = connection.connection
-        raw.execute(f"LISTEN {CHANNEL}")
-        store.of(alias).notify(CHANNEL, [""])
-        return any(True for _ in raw.notifies(timeout=wait, stop_after=1))

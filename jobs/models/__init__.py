@@ -79,27 +79,6 @@ class Node(models.Model):
         return self.hostname.rpartition("@")[2]
 
 
-class Order(models.Model):
-    """What a node is told to do (``jobs.store.worker_orders``)."""
-
-    #: On SQLite it lives in the second file (``databases.SideDatabase``).
-    is_beside = True
-
-    #: The job that is to be killed; the node itself, if that is to be quiet or to stop.
-    id = models.UUIDField(primary_key=True)
-    node = models.UUIDField()
-    what = models.CharField(max_length=8)
-    #: Of the run that is killed.
-    lease = models.IntegerField(null=True)
-    #: In words: what, by whom, and why.
-    text = models.TextField(default="")
-    #: Seconds since 1970 by the database's clock.
-    at = models.FloatField(default=0)
-
-    class Meta:
-        db_table = "jobs_order"
-
-
 class Heartbeat(models.Model):
     """A node's heartbeat. It is no column of :class:`Node`, because on SQLite it lives in the second file."""
 

@@ -16,16 +16,12 @@ from celery.worker import state
 from jobs.conf import is_ours
 from jobs.conf.logs import logger
 from jobs.lifecycle.worker_state import worker_state
-from jobs.worker import celery_events
 from jobs.worker.pool import AsynPool
 from jobs.worker.stop import BrokerSilent, call_to_broker
 from jobs.worker.supervisor import REPLACE
 
 #: Seconds between a worker's attempts to reach its broker again.
 RECONNECT = {"interval_start": 1, "interval_step": 1, "interval_max": 3}
-
-#: Seconds between two looks for events of jobs.
-FORWARD = 0.5
 
 
 def _noted(change: Callable[..., Any], is_consumed: bool) -> Callable[..., Any]:
@@ -66,8 +62,7 @@ def _despite_leftovers(action: Callable[..., Any]) -> Callable[..., Any]:
 class ConsumerStep(bootsteps.StartStopStep):
     """Changes how the worker meets its broker."""
 
-    requires = ("celery.worker.consumer:Connection", "celery.worker.consumer:Events")
-    timer: Any = None
+    requires = ("celery.worker.consumer:Connection",)
 
     def __init__(self, c: Any, **kwargs: Any) -> None:
         super().__init__(c, **kwargs)
@@ -139,13 +134,6 @@ class ConsumerStep(bootsteps.StartStopStep):
 
     def start(self, c: Any) -> None:
         worker_state.queues = list(c.app.amqp.queues.consume_from)
-        # The dispatcher is another one after each connection.
-        self.timer = c.timer.call_repeatedly(FORWARD, lambda: celery_events.forward(c.event_dispatcher))
-        celery_events.forward(c.event_dispatcher)
-
-    def stop(self, c: Any) -> None:
-        if self.timer is not None:
-            c.timer.cancel(self.timer)
 
 
 def _replace_dead(c: Any) -> None:

@@ -31,7 +31,7 @@ from jobs.lifecycle.wakeups import notify, wakeup
 from jobs.lifecycle.worker_state import BODY, BUSY, IDLE, OLD, ProcessState, worker_state
 from jobs.models import Job
 from jobs.store import databases
-from jobs.worker import beside, celery_events
+from jobs.worker import beside
 
 #: Seconds that a claim is expected to take to run: nobody waits longer behind its first jobs. It is known by a task's
 #: moving mean, in which the last run has this weight.
@@ -290,22 +290,23 @@ class Runner:
     def _go(self, run: Run, go: Callable[[Run], Any]) -> None:
         """Run it, with what comes before and after in this process."""
         if tells := worker_state.wants_events:
-            self._tell_events(celery_events.send_start, run)
+            self._tell_events("send_start", run)
         go(run)
         took = time.monotonic() - run.entered
         if isinstance(run.told, finish.NotSettled):
             self._unfinished.append(run.job)
         if tells:
-            self._tell_events(celery_events.send_outcome, run, took)
+            self._tell_events("send_outcome", run, took)
         if run.task.run_over is not None:
             run.task.run_over(run.job)
         self._done += 1
         self._learn(run.job.task, took, run.told)
 
-    def _tell_events(self, send: Callable[..., None], run: Run, *more: Any) -> None:
+    def _tell_events(self, what: str, run: Run, *more: Any) -> None:
         """Events are news: what goes wrong with one, of a value that cannot be shown, say, does not end the process."""
         try:
-            send(run, *more)
+            for tells in extensions.through("tells"):
+                getattr(tells, what)(run, *more)
         except Exception as exc:
             log(logging.WARNING, run.job, f"no event tells of it: {exc!r}", "event_lost")
 

@@ -28,11 +28,11 @@ from jobs import __version__, checks, doors, extensions
 from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.lifecycle import transitions
-from jobs.lifecycle.worker_state import BODY, IDLE, KILLED, REVOKED, Occupied, dead, is_alive, worker_state
+from jobs.lifecycle.worker_state import BODY, IDLE, REVOKED, Occupied, dead, is_alive, worker_state
 from jobs.maintenance import clock, rescue
 from jobs.maintenance.prune import Prune
 from jobs.models import Node
-from jobs.store import databases, heartbeats, identity, shared, stored, worker_orders
+from jobs.store import databases, heartbeats, identity, shared, stored
 from jobs.store.databases import SideDatabase
 from jobs.store.identity import NotAdopted
 from jobs.worker import listener, stop
@@ -44,7 +44,7 @@ LOOK, IDLE_LOOK = 0.2, 0.5
 #: Seconds that one body of several has to end by itself, before its process is killed.
 GRACE = 3.0
 
-#: Seconds between two looks at what people told the node, and at what its bodies say of themselves.
+#: Seconds between two looks at what the bodies say of themselves.
 NOTES = 1.0
 
 #: The signal that tells the worker's main process of a dead process that it did not replace; a process without a
@@ -70,7 +70,7 @@ class Process:
     """
 
     def __init__(self, main: int, node: dict[str, Any], pipe: int, ready: int) -> None:
-        self._main, self._node, self._pipe, self._ready = main, node, pipe, ready
+        self.main_pid, self._node, self._pipe, self._ready = main, node, pipe, ready
         self._side = SideDatabase(is_apart=False)
         self._own = rescue.OwnJobs(main)
         self._registered = False
@@ -93,6 +93,7 @@ class Process:
         self._fell = threading.Event()
 
     def main(self) -> None:
+        _here[:] = [self]
         databases.leave_pools()
         shared.share()
         targets: list[Callable[[], None]] = [self._watch, self._rescue, self._clock, self._tidy]
@@ -110,7 +111,7 @@ class Process:
             if time.monotonic() >= next_look:
                 next_look = time.monotonic() + NOTES
                 if has_written:
-                    has_written = self._try(self._obey) and self._try(self._pass_on)
+                    has_written = self._try(self._pass_on)
             if time.monotonic() >= next_heartbeat:
                 # A beat that failed is repeated soon: nothing is claimed here as long as the node is silent.
                 has_written = self._try(self._heartbeat)
@@ -146,9 +147,9 @@ class Process:
         """``revoke(terminate=True)``: end the process that runs the job, and with it the job."""
         for slot in worker_state.occupied():
             if slot.has_job and slot.job == key:
-                self._end_or_ask(slot, REVOKED, "revoked at the worker", number)
+                self.end_or_ask(slot, REVOKED, "revoked at the worker", number)
 
-    def _end_or_ask(self, slot: Occupied, kind: str, text: str, number: int = signal.SIGKILL) -> None:
+    def end_or_ask(self, slot: Occupied, kind: str, text: str, number: int = signal.SIGKILL) -> None:
         """End the run: with its process, or alone if the process has others."""
         if slot.is_shared:
             worker_state.wish(slot, kind)
@@ -162,33 +163,6 @@ class Process:
         if (now.pid, now.job, now.lease) == (slot.pid, slot.job, slot.lease):
             self._own.expect_end(slot, kind, text)
             slot.signal(number)
-
-    def _obey(self) -> None:
-        """Do what people told this node."""
-        for order in worker_orders.read(self._side, worker_state.node):
-            is_done = True
-            if order.what == worker_orders.KILL:
-                is_done = self._kill(order)
-            elif order.what == worker_orders.STOP:
-                os.kill(self._main, signal.SIGTERM)
-            else:
-                worker_state.is_quiet = order.what == worker_orders.QUIET
-                self._say()
-            if is_done:
-                logger.warning("%s", order.text, extra=worker_state.about("told", order=order.what, job=str(order.key)))
-            if is_done or order.age > worker_orders.PATIENCE:
-                worker_orders.delete(self._side, order)
-
-    def _kill(self, order: worker_orders.Told) -> bool:
-        """End the run, if it is here and nowhere else by now. A thread cannot be killed: the fence undoes its work."""
-        for slot in worker_state.occupied():
-            if slot.has_job and (slot.job, slot.lease) == (order.key, order.lease):
-                for alias in conf().DATABASES if slot.is_shared else ():
-                    # What the run says of its end.
-                    transitions.ask_to_end(slot.job, alias, KILLED, order.text)
-                self._end_or_ask(slot, KILLED, order.text)
-                return True
-        return False
 
     def _pass_on(self) -> None:
         """Write what the bodies say of themselves."""
@@ -207,9 +181,9 @@ class Process:
             worker_state.node = uuid.uuid4()
             self._register()
         worker_state.note_heartbeat()
-        self._say()
+        self.say()
 
-    def _say(self) -> None:
+    def say(self) -> None:
         """Keep the node's row up to date. One that is quiet consumes nothing."""
         says = queues, is_stopping = (
             [] if worker_state.is_quiet else worker_state.queues,
@@ -229,7 +203,7 @@ class Process:
         self._said = None
         self._admit()
         version = conf().VERSION or __version__
-        row = {"hostname": socket.gethostname(), **self._node, "pid": self._main, "version": version}
+        row = {"hostname": socket.gethostname(), **self._node, "pid": self.main_pid, "version": version}
         for alias in conf().DATABASES:
             Node.objects.using(alias).get_or_create(
                 pk=worker_state.node, defaults={**row, "queues": worker_state.queues}
@@ -270,7 +244,7 @@ class Process:
         while not self._stopping.wait(pause):
             slots = worker_state.occupied()
             pause = LOOK if any(slot.phase != IDLE for slot in slots) else IDLE_LOOK
-            stop.end_overdue(self._main)
+            stop.end_overdue(self.main_pid)
             if self._is_prefork:
                 self._enforce_limits(slots)
                 self._have_replaced(slots)
@@ -320,7 +294,7 @@ class Process:
             elif ask_at < now:
                 self._processes[pid] = now + REPLACED_WITHIN
                 with suppress(ProcessLookupError):
-                    os.kill(self._main, REPLACE)
+                    os.kill(self.main_pid, REPLACE)
 
     # The others
 
@@ -400,3 +374,11 @@ class Process:
         except Exception as exc:
             databases.note_failure(exc, "the supervisor", worker_state.about("supervisor_error"))
             return False
+
+
+_here: list[Process] = []
+
+
+def here() -> Process:
+    """The supervisor, in whose process the caller is."""
+    return _here[0]

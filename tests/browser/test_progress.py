@@ -7,8 +7,9 @@ from django.urls import reverse
 from django.utils import timezone
 from playwright.sync_api import expect
 
+from jobs.contrib.operator import orders
 from jobs.models import Job
-from jobs.store import databases, worker_orders
+from jobs.store import databases
 from shop.services import hand_in
 from tests.browser.axe import violations
 from tests.browser.pages import change, said
@@ -55,7 +56,7 @@ def test_a_worker_is_told(hand, label):
     hand.press(hand.page.get_by_role("button", name=label))
     said(hand).to_contain_text("obeys within a second")
     with databases.side() as side:
-        [told] = worker_orders.read(side, node.pk)
+        [told] = orders.read(side, node.pk)
     assert told.text.endswith("by ada (a test)")
 
 

@@ -25,7 +25,6 @@ from jobs.models import Job
 from jobs.models.values import jsonable
 from jobs.store import databases
 from jobs.store.base import owned
-from jobs.worker import celery_events
 from jobs.worker.runner import Runner, let_go
 
 
@@ -71,7 +70,7 @@ class AsyncRunner(Runner):
     def begin(self, run: Run, steps: pipeline.Steps) -> Any:
         """The run's first steps, up to its coroutine; in the context of the run, as those after it."""
         if worker_state.wants_events:
-            self._tell_events(celery_events.send_start, run)
+            self._tell_events("send_start", run)
         vars(run)["sentry"] = scope = sentry.around(run)
         scope.__enter__()
         return self.go_on(run, steps)
@@ -117,7 +116,7 @@ class AsyncRunner(Runner):
         if isinstance(run.told, NotSettled):
             self._unfinished.append(run.job)
         if worker_state.wants_events:
-            self._tell_events(celery_events.send_outcome, run, took)
+            self._tell_events("send_outcome", run, took)
         if run.task.run_over is not None:
             run.task.run_over(run.job)
         if run.told is not None:

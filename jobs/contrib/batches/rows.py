@@ -1,28 +1,20 @@
-"""How far batches are, why one has not ended, and what is wrong with them."""
+"""How far batches are, and why one has not ended."""
 
 from __future__ import annotations
 
-import datetime
 import uuid
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from django.db.models import Max, OuterRef, Subquery
-from django.utils import timezone
 from django.utils.translation import gettext, ngettext
 
 from jobs.contrib.batches.batch import counts
 from jobs.contrib.batches.models import Batch
-from jobs.contrib.operator.problem import Problem, ago
 from jobs.inspection.public import Other
 from jobs.inspection.view import Reason
 from jobs.models import ENDED, LIVE, UNSUCCESSFUL, Job, State
 from jobs.store import databases
-
-#: Seconds after which a batch whose last job does not end is a problem; and one that is not closed.
-LONG, UNCLOSED = 600.0, 90.0
-NAMED = 20  #: At most so many of the oldest are looked at.
 
 
 def other(what: Any) -> Other | None:
@@ -83,29 +75,3 @@ def reasons(batch: Batch) -> Iterator[Reason]:
         words["all"],
     )
     yield Reason("batch_waits", says, f"manage.py jobs why {live.pk}", words, job=live.pk, **counted)
-
-
-def problems() -> Iterator[Problem]:
-    """The oldest batches that do not end."""
-    begin = timezone.now() - datetime.timedelta(seconds=LONG)
-    live = Job.objects.filter(batch=OuterRef("pk"), state__in=LIVE).values("pk")
-    batches = Batch.objects.filter(ended_at=None).order_by("pk")
-    for rows in databases.each(batches.annotate(last=Subquery(live[:1]), other=Subquery(live[1:2]))):
-        for batch in rows[:NAMED]:
-            if batch.made_at < begin and batch.last is not None and batch.other is None:
-                says = gettext("the batch %(name)s waits for its last job") % {"name": batch.name}
-                means = gettext("All others have ended. What follows the batch is called when this one has.")
-                command = f"manage.py jobs why {batch.last}"
-                yield Problem("batch", says, means, command=command, about=batch.last, since=ago(batch.made_at))
-            elif batch.last is None:
-                of_it = Job.objects.using(batch._state.db).filter(batch=batch.pk)
-                since = ago(of_it.aggregate(at=Max("finished_at"))["at"] or batch.made_at)
-                if since > UNCLOSED:
-                    says = gettext("the batch %(name)s: all jobs have ended, and what follows cannot be called")
-                    means = gettext("The log of the workers says why. They try it again every minute.")
-                    about: dict[str, Any] = {
-                        "about": batch.pk,
-                        "since": since,
-                        "command": f"manage.py jobs why {batch.pk}",
-                    }
-                    yield Problem("unclosed", says % {"name": batch.name}, means, **about)

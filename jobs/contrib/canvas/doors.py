@@ -46,3 +46,8 @@ class Canvas(Extension):
         from jobs.contrib.canvas import chords
 
         chords.prune(using)
+
+    def parts(self, page: str, request: Any, about: Any) -> Mapping[str, str]:
+        from jobs.contrib.canvas.page import job_page
+
+        return job_page(request, about) if page == "job" else {}

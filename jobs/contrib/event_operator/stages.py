@@ -8,15 +8,13 @@ from typing import Any, NamedTuple
 
 from django.db.models import Count, Min, Q
 from django.utils import timezone
-from django.utils.translation import gettext, gettext_lazy, ngettext
+from django.utils.translation import gettext
 
 from jobs.conf import conf
 from jobs.contrib.event_operator.store import handled
-from jobs.contrib.operator.problem import Problem
 from jobs.events.models import PARKED, UNRELAYED, UNSENT, Event, Subscription
-from jobs.inspection.counts import MOST, at_least, late_after
+from jobs.inspection.counts import MOST, at_least
 from jobs.inspection.public import Other
-from jobs.inspection.times import duration
 from jobs.inspection.view import Reason, View
 from jobs.models import LIVE, Job, State
 from jobs.models.fields import time_of
@@ -124,43 +122,6 @@ def all_lags() -> dict[tuple[str, str], Lag]:
 
 
 # What needs attention, and what Prometheus scrapes
-
-#: What the events that do not get on wait for.
-_MEANS = {
-    "unrelayed": gettext_lazy("Every worker hands events on: none is alive, or the database is very slow."),
-    "unsent": gettext_lazy("The broker cannot be reached, or no worker of this service is alive. Nothing is lost."),
-    "parked": gettext_lazy("An earlier event of the same service and name has not arrived."),
-    "problem": gettext_lazy("They are kept: the page of each says why nobody handled it."),
-}
-
-
-def problems() -> Iterator[Problem]:
-    """The events that do not get on: one problem of each kind, for all databases."""
-    for name, found in summed().items():
-        number, since = found.number, found.seconds
-        if not number or (name != "problem" and since <= late_after()):
-            continue
-        texts = {
-            "unrelayed": ngettext(
-                "%(number)s event waits to be handed on, for %(time)s",
-                "%(number)s events wait to be handed on, the oldest for %(time)s",
-                number,
-            ),
-            "unsent": ngettext(
-                "%(number)s event waits to be published, for %(time)s",
-                "%(number)s events wait to be published, the oldest for %(time)s",
-                number,
-            ),
-            "parked": ngettext(
-                "%(number)s received event waits for an earlier one, for %(time)s",
-                "%(number)s received events wait for earlier ones, the oldest for %(time)s",
-                number,
-            ),
-            "problem": ngettext("%(number)s event has a problem", "%(number)s events have problems", number),
-        }
-        says = texts[name] % {"number": at_least(number, number >= MOST), "time": duration(since)}
-        kind = "events_problem" if name == "problem" else "events_waiting"
-        yield Problem(kind, says, str(_MEANS[name]), about=name, since=since, number=number)
 
 
 def metrics() -> Iterator[tuple[str, str, list[str], Any]]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from django.utils.translation import gettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
-from django.utils.translation import ngettext_lazy
 
 from jobs.contrib.limits import usage
-from jobs.contrib.operator.problem import Kind, Link
+from jobs.contrib.operator.problem import Kind, Link, Problem
+from jobs.inspection.times import duration
 
 
 def _kind(many: Any) -> Kind:
@@ -28,5 +29,15 @@ def status(found: dict[str, Any]) -> dict[str, Any]:
     return {"limits": usage.usage()}
 
 
-def problems(found: dict[str, Any]) -> Iterator[Any]:
-    return usage.problems(found["limits"])
+def problems(found: dict[str, Any]) -> Iterator[Problem]:
+    """The limits that are reached: nothing is broken, and somebody may wonder why jobs wait."""
+    for row in found["limits"]:
+        if row["reached"] == "concurrency":
+            says = gettext(
+                "%(name)s: limit reached: %(running)s run, of %(concurrency)s at once; others wait for a slot"
+            )
+            yield Problem("limited", says % row, gettext("Jobs wait for a slot, as it was wanted."))
+        elif row["reached"]:
+            says = gettext("%(name)s: rate reached: %(rate)s; the next job starts in %(time)s")
+            means = gettext("Jobs wait for their turn, as it was wanted.")
+            yield Problem("rated", says % {**row, "time": duration(row["next_in"])}, means)

@@ -12,7 +12,6 @@ from jobs.contrib.limits import limits
 from jobs.contrib.limits.limits import Limits, name_of
 from jobs.contrib.limits.models import RateLimiter
 from jobs.contrib.limits.rates import Limit
-from jobs.contrib.operator.problem import Problem
 from jobs.inspection.counts import MOST, at_least
 from jobs.inspection.times import duration
 from jobs.inspection.view import Reason, View
@@ -136,17 +135,3 @@ def waits(view: View) -> Iterator[Reason]:
         )
         words["next"], code, cure = duration(found["seconds"]), "rate_reached", ""
     yield Reason(code, says, cure, {**found, **words}, **found, ahead=ahead, due_seconds=view.since(job.run_at))
-
-
-def problems(found: list[dict[str, Any]]) -> Iterator[Problem]:
-    """The limits that are reached: nothing is broken, and somebody may wonder why jobs wait."""
-    for row in found:
-        if row["reached"] == "concurrency":
-            says = gettext(
-                "%(name)s: limit reached: %(running)s run, of %(concurrency)s at once; others wait for a slot"
-            )
-            yield Problem("limited", says % row, gettext("Jobs wait for a slot, as it was wanted."))
-        elif row["reached"]:
-            says = gettext("%(name)s: rate reached: %(rate)s; the next job starts in %(time)s")
-            means = gettext("Jobs wait for their turn, as it was wanted.")
-            yield Problem("rated", says % {**row, "time": duration(row["next_in"])}, means)

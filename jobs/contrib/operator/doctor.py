@@ -160,11 +160,21 @@ def _locks() -> Finding:
     return Finding("locks", True, f"held by {store.name}")
 
 
+def _hears(alias: str, wait: float = 1.0) -> bool:
+    """Whether a notification gets through: behind a pooler that shares connections none does, and a poll has to do."""
+    with databases.apart(alias) as connection:
+        connection.ensure_connection()
+        raw = connection.connection
+        raw.execute(f"LISTEN {wakeups.CHANNEL}")
+        store.of(alias).notify(wakeups.CHANNEL, [""])
+        return any(True for _ in raw.notifies(timeout=wait, stop_after=1))
+
+
 def _notifications(alias: str) -> Finding:
     what, at, poll = f"notifications of {alias!r}", store.of(alias), duration(conf().POLL_INTERVAL)
     if not at.has_notify:
         return Finding(what, True, f"{at.name} has none, workers look for new jobs")
-    if wakeups.hears(alias):
+    if _hears(alias):
         return Finding(what, True, "are heard, workers are told of new jobs")
     says = f"are not heard (a pooler that shares connections?): a job may wait {poll} until a worker looks"
     return Finding(what, True, says, "Let workers connect to the server itself, or to a pool of sessions.")

@@ -11,6 +11,9 @@ from jobs.doors import Attempt, Extension
 #: Seconds from the start until the first count, and between two counts.
 FIRST, INTERVAL = 1.0, 20.0
 
+#: Seconds between two looks at what people told this worker.
+LISTEN = 1.0
+
 
 def count(stopping: Event, attempt: Attempt) -> None:
     from jobs.contrib.operator.statistics import Count
@@ -22,9 +25,25 @@ def count(stopping: Event, attempt: Attempt) -> None:
         pause = INTERVAL
 
 
+def obey(stopping: Event, attempt: Attempt) -> None:
+    from jobs.contrib.operator import orders
+    from jobs.store.databases import SideDatabase
+
+    side = SideDatabase(is_apart=False)
+    while not stopping.wait(LISTEN):
+        attempt(lambda: orders.obey(side))
+
+
 class Operator(Extension):
     def threads(self) -> list[Callable[[Event, Attempt], None]]:
-        return [count]
+        return [count, obey]
+
+    def prune(self, using: str, budget: float) -> None:
+        from jobs.contrib.operator import orders
+        from jobs.store.databases import SideDatabase, home
+
+        if using == home():
+            orders.prune(SideDatabase(is_apart=False))
 
     def selects(self) -> dict[str, Any]:
         from jobs.contrib.operator.selection import FIELDS

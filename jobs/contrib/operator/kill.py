@@ -9,11 +9,12 @@ from django.db import OperationalError, transaction
 from django.utils.translation import gettext
 
 from jobs import store
+from jobs.contrib.operator import orders
 from jobs.lifecycle import transitions
 from jobs.lifecycle.run import report
 from jobs.maintenance.zombies import end_backends
 from jobs.models import Job, State
-from jobs.store import databases, worker_orders
+from jobs.store import databases
 
 PATIENCE = 2.0  #: Seconds to wait for a completion that holds the row; most commit at once.
 TRIES = 3  #: How often the run is read again that became another one before it could be ended.
@@ -77,4 +78,4 @@ def _follow(job: Job, using: str, why: str) -> None:
 
 def _tell(job: Job, why: str) -> None:
     assert job.node_id is not None
-    worker_orders.give(job.node_id, worker_orders.KILL, f"the job {job.pk} is {why}", job.pk, job.lease)
+    orders.give(job.node_id, orders.KILL, f"the job {job.pk} is {why}", job.pk, job.lease)

@@ -1,4 +1,4 @@
-"""What is counted, and the dashboard's place in the admin."""
+"""What is counted, what workers are told, and the dashboard's place in the admin."""
 
 from __future__ import annotations
 
@@ -44,3 +44,24 @@ class Statistic(models.Model):
                 name="jobs_statistic_unique", fields=["length", "begin", "task", "queue", "state", "error"]
             )
         ]
+
+
+class Order(models.Model):
+    """What a node is told to do (``orders.py``)."""
+
+    #: On SQLite it lives in the second file (``databases.SideDatabase``).
+    is_beside = True
+
+    #: The job that is to be killed; the node itself, if that is to be quiet or to stop.
+    id = models.UUIDField(primary_key=True)
+    node = models.UUIDField()
+    what = models.CharField(max_length=8)
+    #: Of the run that is killed.
+    lease = models.IntegerField(null=True)
+    #: In words: what, by whom, and why.
+    text = models.TextField(default="")
+    #: Seconds since 1970 by the database's clock.
+    at = models.FloatField(default=0)
+
+    class Meta:
+        db_table = "jobs_order"

@@ -7,16 +7,17 @@ from django.db.models.functions import Now
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from jobs.contrib.operator import orders
 from jobs.models import Node
 from jobs.operations import signed
 from jobs.operations.selection import DIGITS
-from jobs.store import databases, worker_orders
+from jobs.store import databases
 
 #: For a button.
 LABELS: dict[str, Any] = {
-    worker_orders.QUIET: _("Quiet: claim nothing more"),
-    worker_orders.RESUME: _("Claim again"),
-    worker_orders.STOP: _("Stop, when what runs has ended"),
+    orders.QUIET: _("Quiet: claim nothing more"),
+    orders.RESUME: _("Claim again"),
+    orders.STOP: _("Stop, when what runs has ended"),
 }
 
 
@@ -33,7 +34,7 @@ def tell(key: uuid.UUID, verb: str, who: str = "", why: str = "") -> bool:
     """Tell a worker, which hears of it within a second; False: it is dead, or unknown."""
     if not Node.objects.using(databases.home()).filter(pk=key, dead_at=None).exists():
         return False
-    worker_orders.give(key, verb, signed(f"the worker was told to {verb}", who, why))
+    orders.give(key, verb, signed(f"the worker was told to {verb}", who, why))
     return True
 
 

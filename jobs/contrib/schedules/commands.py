@@ -6,6 +6,7 @@ from argparse import Namespace
 
 from django.core.management.base import CommandError
 
+from jobs import extensions
 from jobs.contrib.schedules import operations
 from jobs.contrib.schedules import rows as rows_of
 from jobs.inspection.counts import has_workers
@@ -45,8 +46,12 @@ def schedule(out: JobsCommand, args: Namespace) -> None:
         rows.append([each["name"], each["task"], each["timing"], *moments, *tail])
     head = ["name", "task", "when", "next", "last", "ended", "missed", "status"]
     out.say_table(head, rows, "There is no entry: beat_schedule, add_periodic_task() or a task's every= make one.")
-    for problem in rows_of.problems(found):
-        out.say(problem.line)
+    if "jobs.contrib.operator" in extensions.present():
+        # What is wrong is said in that room's words.
+        from jobs.contrib.schedules.operator import problems
+
+        for problem in problems({"schedules": found}):
+            out.say(problem.line)
 
 
 def _change(out: JobsCommand, verb: str, name: str, reason: str) -> None:

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from django.contrib.admin.utils import quote
+from django.utils.translation import gettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
-from django.utils.translation import ngettext_lazy
 
-from jobs.contrib.operator.problem import Kind, Link
+from jobs.contrib.operator.problem import Kind, Link, Problem, ago, by_whom
 from jobs.contrib.schedules import rows
+from jobs.inspection.times import duration
 
 
 def _kind(severity: str, many: Any, is_fault: bool = True, button: tuple[Any, str] | None = None) -> Kind:
@@ -60,5 +61,28 @@ def status(found: dict[str, Any]) -> dict[str, Any]:
     return {"schedules": rows.gather(any(node["takes_jobs"] for node in found["nodes"]))}
 
 
-def problems(found: dict[str, Any]) -> Iterator[Any]:
-    return rows.problems(found["schedules"])
+def problems(found: dict[str, Any]) -> Iterator[Problem]:
+    texts = {
+        "paused": gettext("the schedule %(name)s is paused%(by)s"),
+        "error": gettext("the schedule %(name)s: the job of its last tick could not be made: %(error)s"),
+        "overdue": gettext("the schedule %(name)s has been due for %(time)s, and no worker has made its job"),
+        "missed": gettext("the schedule %(name)s missed its time %(time)s ago (%(missed)s missed so far)"),
+    }
+    meanings = {
+        "paused": gettext("Its times pass without jobs until it is resumed."),
+        "error": gettext("Its task, or what it is called with, is not what the code expects."),
+        "overdue": gettext("No worker is alive that has this schedule in its code."),
+        "missed": gettext("No worker was there at that time. This stays until a job is made on time."),
+    }
+    for each in found["schedules"]:
+        status = each["status"]
+        if status in texts:
+            at = {"paused": each["paused_at"], "overdue": each["next_tick"], "missed": each["missed_at"]}.get(status)
+            since, by = at and ago(at), by_whom(each["paused_by"], each["reason"])
+            says = texts[status] % {**each, "time": duration(since), "by": by}
+            more: dict[str, Any] = {"about": each["name"], "since": since}
+            if status == "paused":
+                more["command"] = f"manage.py jobs schedule --resume {each['name']!r}"
+            yield Problem(f"schedule_{status}", says, meanings[status], **more)
+    if any(each["beat"] for each in found["schedules"]):
+        yield Problem("beat", gettext("celery beat runs beside the workers, who run the schedule themselves: stop it"))

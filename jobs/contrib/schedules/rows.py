@@ -11,12 +11,10 @@ from django.db.models.functions import Now
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from jobs.contrib.operator.problem import Problem, ago, by_whom
 from jobs.contrib.schedules.entries import NAME, TICK
 from jobs.contrib.schedules.models import Schedule
 from jobs.contrib.schedules.scheduler import GONE
 from jobs.contrib.schedules.ticks import IN_TIME
-from jobs.inspection.times import duration
 from jobs.inspection.view import Reason, View
 from jobs.models import Job
 from jobs.store import databases
@@ -75,33 +73,6 @@ def gather(has_workers: bool) -> list[dict[str, Any]]:
         | {"beat": row.beat_at is not None and row.beat_at > row.now - BESIDE}
         for row in rows
     ]
-
-
-def problems(found: list[dict[str, Any]]) -> Iterator[Problem]:
-    texts = {
-        "paused": gettext("the schedule %(name)s is paused%(by)s"),
-        "error": gettext("the schedule %(name)s: the job of its last tick could not be made: %(error)s"),
-        "overdue": gettext("the schedule %(name)s has been due for %(time)s, and no worker has made its job"),
-        "missed": gettext("the schedule %(name)s missed its time %(time)s ago (%(missed)s missed so far)"),
-    }
-    meanings = {
-        "paused": gettext("Its times pass without jobs until it is resumed."),
-        "error": gettext("Its task, or what it is called with, is not what the code expects."),
-        "overdue": gettext("No worker is alive that has this schedule in its code."),
-        "missed": gettext("No worker was there at that time. This stays until a job is made on time."),
-    }
-    for each in found:
-        status = each["status"]
-        if status in texts:
-            at = {"paused": each["paused_at"], "overdue": each["next_tick"], "missed": each["missed_at"]}.get(status)
-            since, by = at and ago(at), by_whom(each["paused_by"], each["reason"])
-            says = texts[status] % {**each, "time": duration(since), "by": by}
-            more: dict[str, Any] = {"about": each["name"], "since": since}
-            if status == "paused":
-                more["command"] = f"manage.py jobs schedule --resume {each['name']!r}"
-            yield Problem(f"schedule_{status}", says, meanings[status], **more)
-    if any(each["beat"] for each in found):
-        yield Problem("beat", gettext("celery beat runs beside the workers, who run the schedule themselves: stop it"))
 
 
 def reasons(view: View) -> Iterator[Reason]:

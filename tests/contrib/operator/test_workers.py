@@ -10,10 +10,10 @@ from celery import current_app
 from django.core.management import CommandError, call_command
 from django.urls import reverse
 
-from jobs.contrib.operator import status
+from jobs.contrib.operator import orders, status
 from jobs.contrib.why import explain as why
 from jobs.models import Node
-from jobs.store import databases, worker_orders
+from jobs.store import databases
 from tests import tasks
 from tests.helpers.harness import Worker, wait_ended
 from tests.helpers.rows import make_node
@@ -37,7 +37,7 @@ def test_only_one_live_worker_is_told():
         assert not side.execute("SELECT id FROM jobs_order")
 
 
-@pytest.mark.parametrize("verb", [worker_orders.QUIET, worker_orders.RESUME, worker_orders.STOP])
+@pytest.mark.parametrize("verb", [orders.QUIET, orders.RESUME, orders.STOP])
 def test_a_button_tells_a_worker(staff, verb):
     client, node = staff("view_node", "control_node"), make_node()
     page = reverse("admin:jobs_node_change", args=[node.pk])
@@ -46,7 +46,7 @@ def test_a_button_tells_a_worker(staff, verb):
     response = client.post(reverse("admin:jobs_node_tell", args=[node.pk]), form, follow=True)
     assert "obeys within a second" in " ".join(map(str, response.context["messages"]))
     with databases.side() as side:
-        [told] = worker_orders.read(side, node.pk)
+        [told] = orders.read(side, node.pk)
     assert (told.what, told.text) == (verb, f"the worker was told to {verb} by ada (a test)")
 
 

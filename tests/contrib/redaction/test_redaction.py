@@ -17,12 +17,13 @@ from django.urls import reverse
 from jobs import checks
 from jobs.calling import request
 from jobs.conf import problems
+from jobs.contrib.celery_events import pipe
 from jobs.lifecycle.run import Run
 from jobs.lifecycle.shown import shown
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job, Marker
 from jobs.models.values import DEPTH, jsonable, scrub
-from jobs.worker import celery_events, runner
+from jobs.worker import runner
 from tests import tasks
 from tests.helpers.admin_list import listed
 from tests.helpers.redactions import ENTRY, SECRET, failed, of_job, redact, text_of
@@ -189,17 +190,17 @@ def test_a_project_may_hide_all_texts(settings, admin_client):
 def test_events_of_a_task_that_ran_do_not_tell_it(settings, monkeypatch):
     """As a worker with ``-E`` sends them; and what ``celery inspect active`` is told."""
     told = []
-    monkeypatch.setattr(celery_events, "_write", lambda kind, fields: told.append({"kind": kind, **fields}))
+    monkeypatch.setattr(pipe, "_write", lambda kind, fields: told.append({"kind": kind, **fields}))
     monkeypatch.setattr(worker_state, "wants_events", True)
     headers = {"argsrepr": "()", "kwargsrepr": f"{{'note': '{SECRET}'}}"}
     job = make("ready", kwargs={"note": SECRET}, options={"headers": headers})
     redact(settings)
     run = Run(tasks.effect, job, "default", worker_state, request.make(job, tasks.effect, current_app, "here"))
-    celery_events.send_start(run)
+    pipe.send_start(run)
     for run.state, run.told in (("FAILURE", ValueError(SECRET)), ("RETRY", Retry(exc=ValueError(SECRET)))):
-        celery_events.send_outcome(run, 1.0)
+        pipe.send_outcome(run, 1.0)
     run.state, run.told, run.result = "SUCCESS", None, f"of {SECRET}"
-    celery_events.send_outcome(run, 1.0)
+    pipe.send_outcome(run, 1.0)
     assert {each["kind"] for each in told} > {"task-received", "task-failed", "task-retried", "task-succeeded"}
     text = json.dumps(told) + runner._describe(run).decode()
     assert SECRET not in text

@@ -1,4 +1,4 @@
-"""What ``celery control`` may say of queues, and what ``celery events`` are told of jobs, which are no messages."""
+"""What ``celery control`` says of queues holds for jobs, too."""
 
 from __future__ import annotations
 
@@ -7,17 +7,11 @@ import pytest
 from jobs.models import Job, Node
 from tests import tasks
 from tests.faults.worker import Worker
-from tests.helpers.harness import wait_ended, wait_state
-from tests.helpers.monitor import Receiver, tell
+from tests.helpers.harness import wait_ended
+from tests.helpers.monitor import tell
 from tests.helpers.servers import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture(params=["jobs", pytest.param("redis", marks=pytest.mark.servers)])
-def broker(request, use_broker):
-    use_broker(request.getfixturevalue("redis_server").url if request.param == "redis" else "jobs://")
-    return request.param
 
 
 # Queues
@@ -36,37 +30,3 @@ def test_a_worker_can_be_told_to_consume_other_queues():
         assert Job.objects.get(pk=waits.id).state == "ready"
         tell(worker, "add_consumer", queue)
         wait_ended(waits.id)
-
-
-# Events
-
-
-@pytest.mark.slow
-def test_events_of_jobs_reach_a_monitor(broker):
-    with Receiver() as monitor, Worker("-E", concurrency=1):
-        done = tasks.effect.delay("done")
-        failed = tasks.raises.delay("no")
-        retried = tasks.autoretries.delay("again")
-        wait_ended(done.id, failed.id, retried.id)
-        stock = tasks.stock.delay("stock")
-        wait_for(lambda: "task-succeeded" in monitor.kinds(stock.id), 20, "those of a stock task")
-        wait_for(lambda: monitor.kinds(retried.id).count("task-received") == 3, 20, "those of the last attempt")
-        wait_for(lambda: "task-failed" in monitor.kinds(retried.id), 20, "its end")
-    assert monitor.kinds(done.id) == ["task-received", "task-started", "task-succeeded"]
-    assert monitor.kinds(failed.id) == ["task-received", "task-started", "task-failed"]
-    assert monitor.kinds(retried.id).count("task-retried") == 2
-    received, started, succeeded = monitor.heard[done.id]
-    assert (received["name"], received["args"], received["retries"]) == ("tests.tasks.effect", "('done',)", 0)
-    assert succeeded["runtime"] > 0
-    assert "'done'" in succeeded["result"]
-    assert started["pid"]
-    assert "ValueError" in monitor.heard[failed.id][-1]["exception"]
-
-
-@pytest.mark.slow
-def test_without_a_wish_for_events_there_are_none():
-    with Receiver() as monitor, Worker(concurrency=1):
-        done = tasks.effect.delay("done")
-        wait_ended(done.id)
-        wait_state(done.id, "succeeded")
-    assert not monitor.heard[done.id]

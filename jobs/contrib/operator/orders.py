@@ -1,18 +1,25 @@
-"""What a person tells a worker, on whatever machine it is: rows that its supervisor reads within a second.
+"""What a person tells a worker, on whatever machine it is: rows that a thread of its supervisor reads within a second.
 
 They are written beside everybody's transactions. On SQLite the body that is to be killed holds the write lock of the
 main file.
 """
 
+import os
+import signal
 import uuid
 from typing import NamedTuple
 
 from django.db import connections
 from django.db.models.constants import OnConflict
 
+from jobs.conf import conf
+from jobs.conf.logs import logger
+from jobs.lifecycle import transitions
+from jobs.lifecycle.worker_state import KILLED, worker_state
 from jobs.models.values import scrub
 from jobs.store import databases
 from jobs.store.databases import SideDatabase
+from jobs.worker.supervisor import here
 
 #: To a run; the others to a node: claim nothing more and finish what runs, claim again, stop as by SIGTERM.
 KILL = "kill"
@@ -61,3 +68,33 @@ def delete(side: SideDatabase, order: Told) -> None:
 def prune(side: SideDatabase) -> None:
     """Forget what was told to nodes that died before they read it."""
     side.execute("DELETE FROM jobs_order WHERE at < {now} - %s", FORGOTTEN)
+
+
+def obey(side: SideDatabase) -> None:
+    """Do what people told this node."""
+    supervisor = here()
+    for order in read(side, worker_state.node):
+        is_done = True
+        if order.what == KILL:
+            is_done = _kill(order)
+        elif order.what == STOP:
+            os.kill(supervisor.main_pid, signal.SIGTERM)
+        else:
+            worker_state.is_quiet = order.what == QUIET
+            supervisor.say()
+        if is_done:
+            logger.warning("%s", order.text, extra=worker_state.about("told", order=order.what, job=str(order.key)))
+        if is_done or order.age > PATIENCE:
+            delete(side, order)
+
+
+def _kill(order: Told) -> bool:
+    """End the run, if it is here and nowhere else by now. A thread cannot be killed: the fence undoes its work."""
+    for slot in worker_state.occupied():
+        if slot.has_job and (slot.job, slot.lease) == (order.key, order.lease):
+            for alias in conf().DATABASES if slot.is_shared else ():
+                # What the run says of its end.
+                transitions.ask_to_end(slot.job, alias, KILLED, order.text)
+            here().end_or_ask(slot, KILLED, order.text)
+            return True
+    return False

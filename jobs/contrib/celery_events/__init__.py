@@ -1,0 +1,1 @@
+"""Celery's task events of jobs, for Flower and ``celery events``."""

@@ -1,0 +1,13 @@
+"""The job by which ``manage.py jobs doctor`` looks whether jobs are run."""
+
+from typing import Any
+
+from celery import shared_task
+
+from jobs.task import Task
+
+
+@shared_task(base=Task, bind=True, name="jobs.probe")
+def probe(self: Any) -> str:
+    """Do nothing, and say where: ``manage.py jobs doctor`` follows it from the call to the end."""
+    return str(self.job.node_id)
