@@ -6,7 +6,11 @@ import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from django.utils.translation import gettext_lazy as _
+from django.utils.translation import ngettext_lazy
+
 from jobs.doors import Extension
+from jobs.inspection.problems import Kind, Link
 
 POLICY = "'retry', 'park' or a callable that asks the provider"
 
@@ -19,6 +23,20 @@ class Effects(Extension):
     """
 
     options = {"on_ambiguous": (POLICY, (object,))}
+    kinds = {
+        "unknown_call": Kind(
+            severity="error",
+            many=ngettext_lazy(
+                "%(number)s external call may have been made", "%(number)s external calls may have been made", "number"
+            ),
+            place=lambda name: Link(
+                _("Say what happened"), "effect_changelist", query={"status": "unsettled", "q": name}
+            ),
+            is_fault=False,
+            before="failing",
+            permission="view_effect",
+        )
+    }
 
     def declared(self, task: Any) -> None:
         # Celery has made an attribute of it: a callable would be a method, which takes the task first.
@@ -32,6 +50,11 @@ class Effects(Extension):
         from jobs.contrib.effects import rows
 
         return rows.reasons(view)
+
+    def problems(self, found: dict[str, Any]) -> Iterator[Any]:
+        from jobs.contrib.effects import rows
+
+        return rows.problems()
 
     def parts(self, page: str, request: Any, about: Any) -> Mapping[str, str]:
         from jobs.contrib.effects import admin

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,9 +12,13 @@ from django.utils.translation import gettext, ngettext
 from jobs.conf import conf
 from jobs.contrib.effects.models import Effect
 from jobs.errors import EffectParked
+from jobs.inspection.counts import MOST
+from jobs.inspection.problems import Problem, ago
 from jobs.inspection.view import SHOWN, Reason, View
 from jobs.lifecycle.shown import BLANK, shown, veil
-from jobs.models import Job, State
+from jobs.models import LIVE, Job, State
+
+NAMED = 20  #: At most so many names of calls are named.
 
 
 def with_makers(rows: QuerySet[Effect]) -> QuerySet[Effect]:
@@ -82,3 +87,24 @@ def _parked(view: View) -> Iterator[Reason]:
         )
         cure = gettext("Look at the provider for its key. Then: manage.py jobs effects %s --happened | --not-happened")
         yield Reason("effect_parked", says, cure % call.pk, call=str(call), id=call.pk, calls=call.calls)
+
+
+# What needs attention
+
+
+def problems() -> Iterator[Problem]:
+    """The calls of which a person has to say what happened, by their names; the run of a live job decides by itself."""
+    number, since = Counter[str](), dict[str, float]()
+    for alias in conf().DATABASES:
+        live = Job.objects.using(alias).filter(pk=OuterRef("job"), state__in=LIVE)
+        for row in unsettled(alias).exclude(Exists(live)).only("name", "created_at")[:MOST]:
+            number[row.name] += 1
+            since[row.name] = max(since.get(row.name, 0.0), ago(row.created_at))
+    for name, count in number.most_common(NAMED):
+        says = ngettext(
+            "%(name)s: %(number)s external call may have been made, and nobody knows: say what happened",
+            "%(name)s: %(number)s external calls may have been made, and nobody knows: say what happened",
+            count,
+        ) % {"name": name, "number": count}
+        means = gettext("Ask the provider for each key, and say whether it happened; then retry its job, not before.")
+        yield Problem("unknown_call", says, means, "manage.py jobs effects", since[name], name, count)
