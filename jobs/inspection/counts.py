@@ -94,8 +94,8 @@ def running_by_node() -> Counter[uuid.UUID]:
 Head = namedtuple("Head", "queue rank seconds number")
 
 
-def heads(using: str, most: int = MOST) -> list[Head]:
-    found = store.of(using).heads(most)
+def heads(using: str, most: int | None = None) -> list[Head]:
+    found = store.of(using).heads(most or MOST)
     return [Head(queue, rank, seconds_of(age), number) for queue, rank, age, number in found]
 
 

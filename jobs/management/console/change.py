@@ -15,7 +15,19 @@ from django.utils.translation import gettext
 from jobs.conf import conf, did_you_mean, loaded_app
 from jobs.inspection import counts
 from jobs.lifecycle import pauses
-from jobs.management.console.base import DRY_RUN, ID, REASON, JobsCommand, Subcommand, me, option, reported, subcommand
+from jobs.management.console.base import (
+    DRY_RUN,
+    ID,
+    MEND,
+    REASON,
+    STEER,
+    JobsCommand,
+    Subcommand,
+    me,
+    option,
+    reported,
+    subcommand,
+)
 from jobs.models import Job, State
 from jobs.operations.actions import OPERATIONS, Operation, Outcome
 from jobs.operations.selection import FIELDS, Selection, full_name, identify
@@ -108,7 +120,7 @@ examples:
   {line} 6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11
   {line} --task shop.tasks.send_welcome_email --state {operation.meant[0]} --since 2h --dry-run
 """
-    return Subcommand(operation.name, help, options, partial(_change, operation))
+    return Subcommand(operation.name, help, options, partial(_change, operation), wish=MEND)
 
 
 OF_JOBS = [_subcommand(each) for each in OPERATIONS.values()]
@@ -131,7 +143,7 @@ def warn_of_unknown(out: JobsCommand, names: Iterable[str]) -> None:
             out.warn(text, out.style.WARNING)
 
 
-@subcommand(option("names", "the name of a queue", nargs="*", metavar="QUEUE"), REASON)
+@subcommand(option("names", "the name of a queue", nargs="*", metavar="QUEUE"), REASON, wish=STEER)
 def pause(out: JobsCommand, args: Namespace) -> None:
     """Let the jobs of queues wait, for every worker at once, until they are resumed.
 
@@ -155,7 +167,7 @@ def pause(out: JobsCommand, args: Namespace) -> None:
             out.say("No queue is paused.")
 
 
-@subcommand(option("names", "the name of a queue", nargs="+", metavar="QUEUE"))
+@subcommand(option("names", "the name of a queue", nargs="+", metavar="QUEUE"), wish=STEER)
 def resume(out: JobsCommand, args: Namespace) -> None:
     """Let the jobs of paused queues run again.
 
