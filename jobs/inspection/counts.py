@@ -90,12 +90,12 @@ def running_by_node() -> Counter[uuid.UUID]:
 
 # What waits
 
-#: The ready jobs of a queue and a rank: for how many seconds the oldest has waited, and how many they are, up to MOST.
+#: The ready jobs of a queue and a rank: for how many seconds the oldest has waited, and how many, up to a number.
 Head = namedtuple("Head", "queue rank seconds number")
 
 
-def heads(using: str) -> list[Head]:
-    found = store.of(using).heads(MOST)
+def heads(using: str, most: int | None = None) -> list[Head]:
+    found = store.of(using).heads(most or MOST)
     return [Head(queue, rank, seconds_of(age), number) for queue, rank, age, number in found]
 
 

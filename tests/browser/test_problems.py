@@ -67,7 +67,8 @@ def schedule_overdue() -> None:
 
 def failing() -> None:
     worker()
-    make("failed", task=TASK, age=300)
+    for _ in range(20):
+        make("failed", task=TASK, age=300)
     tally(20 * MINUTE, 100, task=TASK)
     tally(5 * MINUTE, 20, task=TASK, state="failed", error="KeyError")
 
@@ -191,7 +192,8 @@ OLD = [
     Situation(unknown_task, "1 job of an unknown task", "waits for a worker that knows", (SHOW, "charge")),
     Situation(schedule_error, "1 schedule makes no job", "TypeError: no argument", ("Show it", "TypeError")),
     Situation(schedule_overdue, "1 schedule is overdue", "schedule report has been due for", ("Show it", "overdue")),
-    Situation(failing, "1 task fails every time", "20 of 120 this hour, mostly with KeyError", (SHOW, "charge"), RETRY),
+    Situation(failing, "1 task fails every time", "all 20 first attempts of the last 5.",
+              (SHOW, "charge"), RETRY),
     Situation(failed, "20 failed this hour", "20 of 121 failed this hour, mostly with KeyError", (SHOW, "charge"),
               RETRY),
     Situation(runs_for_long, "1 job seems stuck", "runs for 2.0 h", ("Show the job", "runs for"), KILL),

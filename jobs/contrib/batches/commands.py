@@ -8,11 +8,11 @@ from django.core.management.base import CommandError
 from jobs.conf import conf
 from jobs.contrib.batches.batch import counts
 from jobs.contrib.batches.models import Batch
-from jobs.management.console.base import LIMIT, JobsCommand, local, subcommand
+from jobs.management.console.base import LIMIT, LOOK, JobsCommand, local, subcommand
 from jobs.models import State
 
 
-@subcommand(LIMIT)
+@subcommand(LIMIT, wish=LOOK)
 def batches(out: JobsCommand, args: Namespace) -> None:
     """The batches, the newest first: how many of their jobs have ended, and how.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from jobs.management.console.base import JobsCommand, option, project_app, reported, subcommand
+from jobs.management.console.base import PROVE, JobsCommand, option, project_app, reported, subcommand
 from jobs.operations.selection import full_name
 
 
@@ -21,6 +21,7 @@ from jobs.operations.selection import full_name
     option("--seconds", "at the most, for two at once (default: %(default)s)", type=float, default=10.0),
     option("--html", "write a report to this file, with the run as a time line", metavar="FILE"),
     option("--allow-http", "let its HTTP requests through, as often as it is run", action="store_true"),
+    wish=PROVE,
 )
 def crashtest(out: JobsCommand, args: Namespace) -> None:
     """Kill a run of a task at every point, let two runs meet, and say what is left undone or done twice.

@@ -15,7 +15,7 @@ from jobs.contrib.durable_operator import rows
 from jobs.inspection.times import duration
 from jobs.inspection.view import look_up
 from jobs.lifecycle.shown import shown
-from jobs.management.console.base import ID, LIMIT, JobsCommand, local, me, option, reported, subcommand
+from jobs.management.console.base import ID, LIMIT, LOOK, MEND, JobsCommand, local, me, option, reported, subcommand
 from jobs.management.console.change import key_of
 from jobs.models import ENDED, Job, State
 from jobs.models.values import parsed
@@ -23,7 +23,7 @@ from jobs.operations import note
 from jobs.store import databases
 
 
-@subcommand(ID, option("--rerun", "the name of a step that the next run does again", metavar="NAME"))
+@subcommand(ID, option("--rerun", "the name of a step that the next run does again", metavar="NAME"), wish=LOOK)
 def steps(out: JobsCommand, args: Namespace) -> None:
     """List the steps of a durable task's job: what it has done, and what it waits for.
 
@@ -86,6 +86,7 @@ def _rerun(out: JobsCommand, job: Job, name: str) -> None:
         "--database", "of the job, if there are several (default: where one waits, else the first)", metavar="ALIAS"
     ),
     LIMIT,
+    wish=MEND,
 )
 def signal(out: JobsCommand, args: Namespace) -> None:
     """Send a signal that a durable task waits for, and say which job takes it.

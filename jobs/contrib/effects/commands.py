@@ -10,7 +10,7 @@ from jobs.conf import conf
 from jobs.contrib.effects.operations import clear_up
 from jobs.contrib.effects.rows import status, unsettled
 from jobs.lifecycle.shown import veil
-from jobs.management.console.base import JobsCommand, option, reported, subcommand
+from jobs.management.console.base import MEND, JobsCommand, option, reported, subcommand
 from jobs.models.values import parsed
 
 
@@ -20,6 +20,7 @@ from jobs.models.values import parsed
     option("--answer", "what the next run gets as the provider's answer (with --happened)", metavar="JSON"),
     option("--not-happened", "it did not: the next run of its job makes the call", action="store_true"),
     option("--database", "of the call, if there are several (default: the first)", metavar="ALIAS"),
+    wish=MEND,
 )
 def effects(out: JobsCommand, args: Namespace) -> None:
     """List the external calls of which nobody knows whether they happened, and say what you found.

@@ -17,7 +17,7 @@ from jobs.contrib.event_operator.stages import stage
 from jobs.events import declare
 from jobs.events.models import Event
 from jobs.events.services import BrokerError
-from jobs.management.console.base import DRY_RUN, JobsCommand, local, option, project_app, reported, subcommand
+from jobs.management.console.base import DRY_RUN, LOOK, JobsCommand, local, option, project_app, reported, subcommand
 from jobs.models import Job
 from jobs.models.values import parse_uuid
 from jobs.operations.selection import moment
@@ -48,6 +48,7 @@ STATES = {
     option("--number", "replay: go on with the replay of this number, after a kill", metavar="NUMBER"),
     option("--dir", "schema: write a file for each event into this directory", metavar="DIRECTORY"),
     DRY_RUN,
+    wish=LOOK,
 )
 def events(out: JobsCommand, args: Namespace) -> None:
     """List events, show what became of one, give them to a service once more, or write their schemas.

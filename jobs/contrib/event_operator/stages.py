@@ -60,12 +60,16 @@ class Backlog(NamedTuple):
 
 def backlog(using: str) -> dict[str, Backlog]:
     """The backlog of each kind of :data:`OPEN`, read along its index."""
-    now, found = databases.clock(using), {}
+    found: dict[str, Backlog] = {}
+    now = None
     for name, condition in OPEN.items():
         rows = Event.objects.using(using).filter(condition).order_by("id")[:MOST]
         each = rows.aggregate(number=Count("pk"), since=Min("received_at" if name == "parked" else "at"))
-        age = now - (each["since"] or now)
-        found[name] = Backlog(each["number"], max(0.0, age.total_seconds()))
+        # There is mostly none, and nothing to ask the clock for.
+        if each["since"] is not None:
+            now = now or databases.clock(using)
+        age = (now - each["since"]).total_seconds() if now and each["since"] else 0.0
+        found[name] = Backlog(each["number"], max(0.0, age))
     return found
 
 

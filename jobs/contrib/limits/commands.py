@@ -9,7 +9,7 @@ from django.core.management.base import CommandError
 from jobs.contrib.limits import limits
 from jobs.contrib.limits.limits import name_of
 from jobs.contrib.limits.usage import usage
-from jobs.management.console.base import REASON, JobsCommand, me, option, reported, subcommand
+from jobs.management.console.base import REASON, STEER, JobsCommand, me, option, reported, subcommand
 from jobs.management.console.change import warn_of_unknown
 from jobs.operations.selection import one_task
 
@@ -21,6 +21,7 @@ from jobs.operations.selection import one_task
     option("--rate", "at most so many start in a time: 10/s, 100/m, 5000/h; 0: as many as there are", metavar="RATE"),
     option("--clear", "what was set here holds no longer, but the settings and the code", action="store_true"),
     REASON,
+    wish=STEER,
 )
 def limit(out: JobsCommand, args: Namespace) -> None:
     """Set how many jobs of a queue or a task run at once, or start in a time, over all workers.

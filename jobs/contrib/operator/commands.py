@@ -1,4 +1,4 @@
-"""``manage.py jobs status|nodes|tell``; ``doctor``, ``init`` and ``audit`` have files of their own."""
+"""``manage.py jobs status|nodes|tell``; ``doctor``, ``init``, ``audit`` and ``top`` have files of their own."""
 
 from argparse import Namespace
 from dataclasses import asdict
@@ -12,13 +12,14 @@ from jobs.contrib.operator import status as now
 from jobs.contrib.operator.doctor import doctor
 from jobs.contrib.operator.project.audit import audit
 from jobs.contrib.operator.project.init import init
+from jobs.contrib.operator.top import top
 from jobs.inspection.counts import at_least
 from jobs.inspection.times import duration
-from jobs.management.console.base import JobsCommand, me, option, reported, subcommand
+from jobs.management.console.base import LOOK, STEER, JobsCommand, me, option, reported, subcommand
 from jobs.models import ENDED, LIVE, State
 
 
-@subcommand(option("--live", "leave out the ended jobs", action="store_true"))
+@subcommand(option("--live", "leave out the ended jobs", action="store_true"), wish=LOOK)
 def status(out: JobsCommand, args: Namespace) -> None:
     """Counts by state and queue, workers, the oldest ready job, what is overdue.
 
@@ -54,7 +55,7 @@ def status(out: JobsCommand, args: Namespace) -> None:
         out.say(each.line)
 
 
-@subcommand()
+@subcommand(wish=LOOK)
 def nodes(out: JobsCommand, args: Namespace) -> None:
     """The workers: their last beat, version, processes, running jobs and queues.
 
@@ -87,6 +88,7 @@ def _say_nodes(out: JobsCommand, nodes: list[dict[str, Any]]) -> None:
     option("verb", "quiet, resume or stop", choices=[*workers.LABELS]),
     option("names", "a worker: its id, the first 8 digits of it, or its host", nargs="+", metavar="WORKER"),
     option("--why", "the reason, for the worker's log", default=""),
+    wish=STEER,
 )
 def tell(out: JobsCommand, args: Namespace) -> None:
     """Tell workers to be quiet, to claim jobs again, or to stop, on whatever machine they are.
@@ -110,4 +112,4 @@ def tell(out: JobsCommand, args: Namespace) -> None:
         raise CommandError(f"Not told, because dead by now: {', '.join(dead)}")
 
 
-__all__ = ["audit", "doctor", "init", "nodes", "status", "tell"]
+__all__ = ["audit", "doctor", "init", "nodes", "status", "tell", "top"]

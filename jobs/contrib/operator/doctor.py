@@ -22,7 +22,7 @@ from jobs.idempotency import locks
 from jobs.inspection.counts import paused
 from jobs.inspection.times import duration
 from jobs.lifecycle import transitions, wakeups
-from jobs.management.console.base import JobsCommand, option, subcommand
+from jobs.management.console.base import PROVE, JobsCommand, option, subcommand
 from jobs.models import ENDED, Job, State
 from jobs.store import databases, identity
 
@@ -52,6 +52,7 @@ class Finding(NamedTuple):
     option("--queue", "the queue of the probe (default: that of tasks without one)"),
     option("--timeout", f"seconds for the probe (default: {PROBED:g}; {SOON:g} without a worker)", type=float),
     option("--no-probe", "enqueue no job", action="store_false", dest="is_probed"),
+    wish=PROVE,
 )
 def doctor(out: JobsCommand, args: Namespace) -> None:
     """Try everything that a job needs, from end to end, and say in plain words what is wrong.

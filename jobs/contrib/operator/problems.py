@@ -1,11 +1,15 @@
 """What needs attention, worst first: the one answer for the dashboard, ``manage.py jobs status`` and ``doctor``."""
 
-from collections import Counter
+import math
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from django.db.models.fields.json import KeyTextTransform, KeyTransform
 from django.db.models.functions import Now
+from django.utils import timezone
+from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext, ngettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
@@ -13,12 +17,13 @@ from jobs import extensions
 from jobs.conf import conf, worker_command
 from jobs.contrib.operator import statistics, status
 from jobs.contrib.operator.problem import ERROR, INFO, SEVERITIES, WARNING, Kind, Link, Problem, ago, by_whom
-from jobs.contrib.operator.statistics import HOUR, Row
+from jobs.contrib.operator.statistics import HOUR, MINUTE, MOST, Row
+from jobs.errors import EffectParked
 from jobs.inspection.counts import at_least, in_line, late_after
 from jobs.inspection.times import duration
 from jobs.inspection.view import View
 from jobs.maintenance import prune
-from jobs.models import Node, State
+from jobs.models import Job, Node, State
 from jobs.operations.actions import OPERATIONS
 from jobs.store import databases
 
@@ -26,7 +31,11 @@ LONG = 1800.0  #: Seconds after which a running body is a problem.
 
 NAMED = 20  #: At most so many of one kind are named.
 
-EVERY_TIME = 5  #: So many failures one after the other, and no success: the task fails every time.
+EVERY_TIME = 5  #: So many first attempts failed, and none succeeded: the task fails every time.
+
+#: A body that runs so many times as long as 95 % of the others hangs; so many have to have ended, and it is a problem
+#: after so many seconds.
+FAR, KNOWN, HANGS = 20, 20, 60.0
 
 _THEM, _WORKERS = _("Show them"), _("Show the workers")
 
@@ -116,6 +125,12 @@ KINDS: dict[str, Kind] = {
         _kill,
         is_fault=False,
     ),
+    "held": Kind(
+        ERROR,
+        ngettext_lazy("%(number)s worker is held by stuck jobs", "%(number)s workers are held by stuck jobs", "number"),
+        lambda node: Link(_("Show the worker"), "node_change", (node,)),
+        is_fault=False,
+    ),
     "growing": Kind(
         WARNING,
         ngettext_lazy(
@@ -171,7 +186,7 @@ def of(found: dict[str, Any], running: Iterable[Any] | None = None) -> list[Prob
         *_unknown(found["unknown_tasks"]),
         *_failing(minutes, found["nodes"]),
         *_died(found["died"]),
-        *_stuck(status.running_now() if running is None else running),
+        *_stuck(status.running_now() if running is None else [*running], found["nodes"]),
         *_unpruned(found),
         *(each for problems in status.parts("problems") for each in problems(found)),
     ]
@@ -351,18 +366,47 @@ def _died(found: list[dict[str, Any]]) -> Iterator[Problem]:
     yield Problem("dead", says % {"number": len(found), "names": names}, means, since=since, number=len(found))
 
 
-def _stuck(running: Iterable[Any]) -> Iterator[Problem]:
+def _stuck(running: list[Any], nodes: list[dict[str, Any]]) -> Iterator[Problem]:
+    usual, stuck = _usual(job.task for job in running if job.age.total_seconds() > HANGS), defaultdict(list)
     for job in running:
         seconds = job.age.total_seconds()
         words = {"task": job.task, "id": job.pk, "time": duration(seconds)}
         more = {"about": job.pk, "since": seconds, "command": f"manage.py jobs kill {job.pk}"}
+        means = gettext("It may hang: neither an end nor a time limit has come. Look at it; kill it if it hangs.")
         if job.asked is not None and job.asked.total_seconds() > late_after():
             says = gettext("%(task)s: runs for %(time)s, and was asked to end %(asked)s ago")
             means = gettext("Its body has not come to a checkpoint since. Kill it, if it is not to go on.")
-            yield Problem("stuck", says % {**words, "asked": duration(job.asked.total_seconds())}, means, **more)
+            words["asked"] = duration(job.asked.total_seconds())
+        elif seconds > HANGS and seconds > FAR * usual.get(job.task, math.inf):
+            says = gettext("%(task)s: runs for %(time)s, and 95 %% of its runs end within %(usual)s")
+            words["usual"] = statistics.spent(usual[job.task])
         elif seconds > LONG:
-            means = gettext("It may hang: neither an end nor a time limit has come. Look at it; kill it if it hangs.")
-            yield Problem("stuck", gettext("%(task)s: runs for %(time)s") % words, means, **more)
+            says = gettext("%(task)s: runs for %(time)s")
+        else:
+            continue
+        stuck[str(job.node_id)].append(words)
+        yield Problem("stuck", says % words, means, **more)
+    for node in nodes:
+        if node["concurrency"] and len(held := stuck[node["id"]]) >= node["concurrency"]:
+            says = ngettext(
+                "%(worker)s: its only process is held by a body that runs too long: %(what)s",
+                "%(worker)s: all %(number)s processes are held by bodies that run too long: %(what)s",
+                len(held),
+            )
+            what = ", ".join(f"{each['task']} ({each['time']})" for each in held[:NAMED])
+            means = gettext("It takes no other job until one of them ends: kill what hangs, or start another worker.")
+            command = f"manage.py jobs kill {' '.join(str(each['id']) for each in held[:NAMED])}"
+            words = {"worker": node["hostname"], "number": len(held), "what": what}
+            yield Problem("held", says % words, means, command=command, about=node["id"])
+
+
+def _usual(tasks: Iterable[str]) -> dict[str, float]:
+    """The seconds within which 95 % of a task's runs ended in the last day, where enough did."""
+    ran: dict[str, Counter[Any]] = defaultdict(Counter)
+    names, begin = {*tasks}, statistics.floor(timezone.now(), HOUR) - 24 * HOUR
+    for row in statistics.of(HOUR, begin, task__in=names, state=State.SUCCEEDED) if names else ():
+        ran[row.task].update(row.ran)
+    return {task: statistics.percentile(each, 0.95) or 0.0 for task, each in ran.items() if each.total() >= KNOWN}
 
 
 def _unpruned(found: dict[str, Any]) -> Iterator[Problem]:
@@ -379,30 +423,63 @@ def _unpruned(found: dict[str, Any]) -> Iterator[Problem]:
 
 def _failing(minutes: Sequence[Row], nodes: list[dict[str, Any]]) -> Iterator[Problem]:
     """The tasks that failed in the last hour, those with the most failures first."""
-    failed = [row for row in minutes if row.state == State.FAILED]
-    every = statistics.counts(minutes, "task")
-    for task, number in statistics.counts(failed, "task").most_common(NAMED):
+    # Such a job waits for a person, who is told of its call.
+    failed = [row for row in minutes if row.state == State.FAILED and row.error != EffectParked.__name__]
+    every, number_of = statistics.counts(minutes, "task"), statistics.counts(failed, "task")
+    worked: dict[str, Any] = {}
+    for row in minutes:
+        if row.state == State.SUCCEEDED:
+            worked[row.task] = max(row.begin, worked.get(row.task, row.begin))
+    # Statistics are by the minute.
+    begin = timezone.now() - HOUR
+    since_of = {task: worked[task] + MINUTE if task in worked else begin for task in number_of}
+    latest = [row for row in failed if row.begin >= since_of[row.task]]
+    often = {task for task, number in statistics.counts(latest, "task").items() if number >= EVERY_TIME}
+    tried = _first_failures({task: since_of[task] for task in often})
+    for task, number in number_of.most_common(NAMED):
         failures = [row for row in failed if row.task == task]
-        succeeded = (row.begin for row in minutes if row.task == task and row.state == State.SUCCEEDED)
-        worked = max(succeeded, default=None)
-        latest = [row for row in failures if worked is None or row.begin > worked]
         words = {"task": task, "number": number, "all": every[task]}
         words["error"] = statistics.counts(failures, "error").most_common(1)[0][0] or "?"
-        kind, since = "failed", ago(min(row.begin for row in latest or failures))
+        kind, since = "failed", ago(min(row.begin for row in failures))
         says = gettext("%(task)s: %(number)s of %(all)s failed this hour, mostly with %(error)s")
         means = gettext("They stay failed until they are retried.")
-        if sum(row.count for row in latest) >= EVERY_TIME:
-            kind, number = "failing", 1
-            says = gettext("%(task)s: fails every time, %(number)s of %(all)s this hour, mostly with %(error)s")
-            means = gettext("It has not succeeded once since then. Look at what was deployed or changed at that time.")
-            # The worker that started last between its last success and its first failure: statistics are by the minute.
-            least, most = since - 60, HOUR.total_seconds() if worked is None else ago(worked)
+        if len(firsts := tried.get(task, ())) >= EVERY_TIME:
+            kind, number, since = "failing", 1, ago(min(firsts))
+            words |= {"firsts": at_least(len(firsts), len(firsts) == MOST), "time": duration(since)}
+            says = gettext(
+                "%(task)s: fails every time: all %(firsts)s first attempts of the last %(time)s, mostly with %(error)s"
+            )
+            means = gettext(
+                "None succeeded in that time; %(number)s of the %(all)s jobs that ended this hour failed. Look at what "
+                "was deployed or changed then."
+            )
+            # The worker that started last between its last success and its first failure.
+            least, most = since - 60, HOUR.total_seconds() if task not in worked else ago(worked[task])
             if new := [node for node in nodes if least <= node["age_seconds"] <= most][-1:]:
                 since = new[0]["age_seconds"]
                 words |= {"worker": new[0]["hostname"], "version": new[0]["version"] or "?"}
                 says = gettext(
-                    "%(task)s: fails every time since the deploy of version %(version)s, %(number)s of %(all)s this "
-                    "hour, mostly with %(error)s"
+                    "%(task)s: fails every time since the deploy of version %(version)s: %(firsts)s first attempts, "
+                    "mostly with %(error)s"
                 )
-                means = gettext("It has not succeeded once since %(worker)s was started. Roll back, or mend the task.")
+                means = gettext(
+                    "None succeeded since %(worker)s was started; %(number)s of the %(all)s jobs that ended this hour "
+                    "failed. Roll back, or mend the task."
+                )
         yield Problem(kind, says % words, means % words, number=number, since=since, about=task)
+
+
+def _first_failures(since: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """When first attempts failed, by task, of the newest failed jobs.
+
+    A retry of an old job says nothing of the task: it may fail for what it was called with, while all others succeed.
+    """
+    found: dict[str, list[Any]] = {task: [] for task in since}
+    rows = Job.objects.filter(state=State.FAILED).annotate(first=KeyTextTransform("at", KeyTransform("0", "errors")))
+    for failed in databases.each(rows) if since else ():
+        newest = failed.order_by("-pk").values_list("task", "finished_at", "first")[:MOST]
+        for task, finished_at, first in newest:
+            at = (parse_datetime(first) if first else None) or finished_at
+            if task in found and at is not None and timezone.is_aware(at) and at >= since[task]:
+                found[task].append(at)
+    return found

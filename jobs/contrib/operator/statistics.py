@@ -24,6 +24,7 @@ from django.utils import timezone
 from jobs import store
 from jobs.conf import conf
 from jobs.contrib.operator.models import Statistic
+from jobs.inspection.times import duration
 from jobs.maintenance import is_eldest
 from jobs.models import Job, State
 from jobs.store import databases, shared
@@ -337,3 +338,8 @@ def percentile(histogram: Mapping[Any, int], part: float) -> float | None:
         if seen >= needed and seen:
             return middle(int(number))
     return None
+
+
+def spent(seconds: float | None) -> str:
+    """How long, for people; also less than a second."""
+    return f"{seconds * 1000:.0f} ms" if seconds is not None and seconds < 1 else duration(seconds)

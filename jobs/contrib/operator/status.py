@@ -173,20 +173,29 @@ def gather(live: bool) -> dict[str, Any]:
     return result
 
 
-def ailments() -> list[str]:
-    """Why no job is run, in a word each, if so; what the health check answers."""
-    reasons, aliases = [], conf().DATABASES
+#: Seconds after which it is said that a queue has jobs and no worker: a deploy takes a minute or two.
+FORSAKEN = 300.0
+
+
+def ailments() -> tuple[list[str], list[str]]:
+    """Why no job is run, in a word each, if so, and why some are not; what the health check answers."""
+    failing, degraded, aliases = [], [], conf().DATABASES
     try:
-        if not counts.has_workers():
-            reasons.append("no_worker")
+        nodes = workers()
+        if not any(node.takes_jobs for node in nodes):
+            failing.append("no_worker")
         first = [job.age for alias in aliases for job in scheduled(alias).only("pk")[:1]]
         if any(age.total_seconds() > counts.late_after() for age in first):
-            reasons.append("overdue")
+            failing.append("overdue")
         if not all(mark["adopted"] for mark in map(identity.marks, aliases)):
-            reasons.append("not_adopted")
+            failing.append("not_adopted")
+        served = {name for node in nodes if node.takes_jobs for name in node.queues} | {*counts.paused()}
+        waits = (head for alias in aliases for head in heads(alias, 1) if head.queue not in served)
+        if any(head.seconds > FORSAKEN for head in waits):
+            degraded.append("queue_without_worker")
     except Error:
-        reasons = ["database"]
-    return reasons
+        failing, degraded = ["database"], []
+    return failing, degraded
 
 
 def parts(name: str) -> list[Any]:

@@ -17,12 +17,16 @@ from jobs.models import Job
 def health(request: HttpRequest) -> HttpResponse:
     """200 if jobs are run, 503 if not, with the reasons. For everybody: it tells no names.
 
-    It asks for a worker that beats, and whether scheduled jobs become ready when they are due. It does not ask whether
-    workers keep up with their queues: a balancer that takes web servers away for that makes nothing better. So it takes
-    the same few milliseconds under any backlog.
+    For load balancers it is ``failing`` (503) only where no job runs at all: no worker beats, scheduled jobs do not
+    become ready, the database is a copy or away. It is ``degraded`` (200) if a queue has had jobs and no worker for
+    :data:`status.FORSAKEN`: a balancer that takes web servers away for that makes nothing better. For people, who are
+    to be called then, ``?strict`` makes it 503, too. Whether workers keep up is not asked, so it takes the same few
+    milliseconds under any backlog.
     """
-    reasons = status.ailments()
-    return JsonResponse({"status": "failing" if reasons else "ok", "reasons": reasons}, status=503 if reasons else 200)
+    failing, degraded = status.ailments()
+    says = "failing" if failing else "degraded" if degraded else "ok"
+    is_bad = failing or (degraded and "strict" in request.GET)
+    return JsonResponse({"status": says, "reasons": [*failing, *degraded]}, status=503 if is_bad else 200)
 
 
 @never_cache

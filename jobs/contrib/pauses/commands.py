@@ -4,11 +4,11 @@ from argparse import Namespace
 
 from jobs.contrib.pauses import pauses
 from jobs.inspection import counts
-from jobs.management.console.base import REASON, JobsCommand, me, option, reported, subcommand
+from jobs.management.console.base import REASON, STEER, JobsCommand, me, option, reported, subcommand
 from jobs.management.console.change import warn_of_unknown
 
 
-@subcommand(option("names", "the name of a queue", nargs="*", metavar="QUEUE"), REASON)
+@subcommand(option("names", "the name of a queue", nargs="*", metavar="QUEUE"), REASON, wish=STEER)
 def pause(out: JobsCommand, args: Namespace) -> None:
     """Let the jobs of queues wait, for every worker at once, until they are resumed.
 
@@ -32,7 +32,7 @@ def pause(out: JobsCommand, args: Namespace) -> None:
             out.say("No queue is paused.")
 
 
-@subcommand(option("names", "the name of a queue", nargs="+", metavar="QUEUE"))
+@subcommand(option("names", "the name of a queue", nargs="+", metavar="QUEUE"), wish=STEER)
 def resume(out: JobsCommand, args: Namespace) -> None:
     """Let the jobs of paused queues run again.
 

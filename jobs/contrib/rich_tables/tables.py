@@ -23,7 +23,8 @@ def table(rows: Sequence[Sequence[Any]]) -> str:
         # It is not installed.
         return tables.table(rows)
     [head, *body], is_number = tables.cells(rows)
-    found = Table(box=SIMPLE_HEAD, pad_edge=False)
+    # As wide as a plain one.
+    found = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     for name, right in zip(head, is_number, strict=True):
         found.add_column(Text(name), justify="right" if right else "left", no_wrap=name in WHOLE, overflow="fold")
     for row in body:

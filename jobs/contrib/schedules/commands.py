@@ -10,7 +10,7 @@ from jobs import extensions
 from jobs.contrib.schedules import operations
 from jobs.contrib.schedules import rows as rows_of
 from jobs.inspection.counts import has_workers
-from jobs.management.console.base import REASON, JobsCommand, local, me, option, reported, subcommand
+from jobs.management.console.base import REASON, STEER, JobsCommand, local, me, option, reported, subcommand
 
 
 @subcommand(
@@ -18,6 +18,7 @@ from jobs.management.console.base import REASON, JobsCommand, local, me, option,
     option("--resume", "go on with the next tick of this entry", metavar="NAME"),
     option("--run", "make a job of this entry now", metavar="NAME"),
     REASON,
+    wish=STEER,
 )
 def schedule(out: JobsCommand, args: Namespace) -> None:
     """List what the workers run again and again: the next run, the last one and how it ended, missed ticks.

@@ -8,7 +8,7 @@ from django.core.management.base import CommandError
 
 from jobs.conf import conf
 from jobs.contrib.verify import verify as promise
-from jobs.management.console.base import JobsCommand, option, reported, subcommand
+from jobs.management.console.base import PROVE, JobsCommand, option, reported, subcommand
 
 
 @subcommand(
@@ -19,6 +19,7 @@ from jobs.management.console.base import JobsCommand, option, reported, subcomma
         dest="patient",
         help="let the times in the rows decide at once; right after an outage of the database they are wrong",
     ),
+    wish=PROVE,
 )
 def verify(out: JobsCommand, args: Namespace) -> None:
     """Hold the promise against the data: what breaks it, and what is about to be put right.

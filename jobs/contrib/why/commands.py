@@ -6,12 +6,12 @@ from django.core.management.base import CommandError
 from django.utils.translation import gettext
 
 from jobs.contrib.why.explain import explain
-from jobs.management.console.base import ID, JobsCommand, subcommand
+from jobs.management.console.base import ID, LOOK, JobsCommand, subcommand
 from jobs.management.console.change import key_of
 from jobs.models import State
 
 
-@subcommand(ID)
+@subcommand(ID, wish=LOOK)
 def why(out: JobsCommand, args: Namespace) -> None:
     """Say why a job is where it is, with evidence and cure.
 

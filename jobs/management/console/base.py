@@ -6,10 +6,15 @@ import datetime
 import getpass
 import inspect
 import json
+import os
 import re
+import shutil
+import signal
+import sys
 from argparse import SUPPRESS, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from textwrap import fill
 from typing import Any, ClassVar, NamedTuple
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter, SystemCheckError
@@ -19,7 +24,7 @@ from django.utils import timezone, translation
 from jobs import extensions
 from jobs.conf import celery_app, import_tasks
 from jobs.conf.logs import CONTROLS, visible
-from jobs.management.console.tables import table
+from jobs.management.console.tables import fit, table
 from jobs.store import databases
 
 Option = tuple[str, dict[str, Any]]
@@ -38,6 +43,12 @@ LIMIT = option("--limit", "how many at the most (default: %(default)s)", type=in
 AS_JSON = option("--json", "print JSON, and nothing else, to stdout", action="store_true", dest="as_json")
 
 
+#: What people want of a subcommand: the help is in this order.
+LOOK, MEND, STEER, PROVE, KEEP = WISHES = (
+    "See what there is, and why", "Put jobs right", "Steer queues and workers", "Try and prove", "Set up and keep",
+)  # fmt: skip
+
+
 class Subcommand(NamedTuple):
     name: str
     #: Its help: a summary in the first line, and examples at the end.
@@ -48,13 +59,19 @@ class Subcommand(NamedTuple):
     run: Callable[[JobsCommand, Namespace], None]
     #: Whether it runs only if the system checks find no error.
     is_checked: bool = True
+    wish: str = KEEP
+
+    @property
+    def summary(self) -> str:
+        text = self.text.partition("examples:\n")[0].partition(".\n")[0]
+        return text[:1].lower() + text[1:]
 
 
 def subcommand(
-    *options: Option, is_checked: bool = True
+    *options: Option, wish: str = KEEP, is_checked: bool = True
 ) -> Callable[[Callable[[JobsCommand, Namespace], None]], Subcommand]:
     """Make a function a subcommand with its name, and with its docstring as the help."""
-    return lambda run: Subcommand(run.__name__.rstrip("_"), inspect.getdoc(run) or "", options, run, is_checked)
+    return lambda run: Subcommand(run.__name__.rstrip("_"), inspect.getdoc(run) or "", options, run, is_checked, wish)
 
 
 class Help(DjangoHelpFormatter, RawDescriptionHelpFormatter):
@@ -70,12 +87,17 @@ class JobsCommand(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.formatter_class = Help
         parser.epilog = "examples:\n  manage.py jobs list\n  manage.py jobs retry ID\n  manage.py jobs why --help"
-        subparsers = parser.add_subparsers(dest="subcommand", metavar="subcommand", required=True)
-        for each in self.subcommands.values():
+        every = [each for wish in WISHES for each in self.subcommands.values() if each.wish == wish]
+        listed: dict[str, str] = {}
+        for each in every:
+            line = fill(each.summary, 79, initial_indent=f"  {each.name:<11} ", subsequent_indent=" " * 14)
+            listed[each.wish] = f"{listed.get(each.wish, each.wish + ':')}\n{line}"
+        parser.description = "\n\n".join([self.help, *listed.values()])
+        says = "one of those above; its own --help has its options, and examples"
+        subparsers = parser.add_subparsers(dest="subcommand", metavar="subcommand", required=True, help=says)
+        for each in every:
             description, head, examples = each.text.partition("examples:\n")
-            summary = description.partition(".\n")[0]
-            summary = summary[:1].lower() + summary[1:]
-            texts: dict[str, Any] = {"help": summary, "description": description, "epilog": head + examples}
+            texts: dict[str, Any] = {"description": description, "epilog": head + examples}
             sub = subparsers.add_parser(each.name, formatter_class=Help, **texts)
             for flag, settings in (*each.options, AS_JSON):
                 sub.add_argument(flag, **settings)
@@ -102,6 +124,10 @@ class JobsCommand(BaseCommand):
         with translation.override(None) if self.as_json else nullcontext():
             try:
                 self.subcommands[options["subcommand"]].run(self, Namespace(**options))
+            except BrokenPipeError:
+                # Such as head, which has read enough. Python would complain of what is not written yet.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                sys.exit(128 + signal.SIGPIPE)
             except CommandError as exc:
                 raise CommandError(visible(str(exc)), returncode=exc.returncode) from exc.__cause__
             except (OperationalError, ProgrammingError) as exc:
@@ -126,14 +152,29 @@ class JobsCommand(BaseCommand):
         """Write a line to stderr."""
         self.stderr.write(visible(line), style)
 
-    def say_table(self, head: Sequence[str], rows: Sequence[Sequence[Any]], nothing: str = "") -> None:
-        """Write rows as a table for people, or ``nothing`` if there are none."""
+    @property
+    def width(self) -> int:
+        """How many characters a line may have; none of a pipe is too long."""
+        return shutil.get_terminal_size().columns if self.stdout.isatty() else sys.maxsize
+
+    @property
+    def height(self) -> int:
+        return shutil.get_terminal_size().lines
+
+    def drawn(self, head: Sequence[str], rows: Sequence[Sequence[Any]], fits: bool = False) -> str:
+        """Rows as a table. ``fits``: what is too wide for the terminal is cut; else it goes on in the next line."""
         # An extension's only on a terminal, and not with --no-color.
         is_coloured = self.stdout.isatty() and self.style.SUCCESS("x") != "x"
-        write = extensions.instead(table) if is_coloured else table
+        every = fit([head, *rows], self.width) if fits else [head, *rows]
+        return (extensions.instead(table) if is_coloured else table)(every)
+
+    def say_table(
+        self, head: Sequence[str], rows: Sequence[Sequence[Any]], nothing: str = "", fits: bool = False
+    ) -> None:
+        """Write rows as a table for people, or ``nothing`` if there are none."""
         # Its cells are escaped, and its colours are its own.
         if not self.as_json:
-            self.stdout.write(write([head, *rows]) if rows else nothing)
+            self.stdout.write(self.drawn(head, rows, fits) if rows else nothing)
             self.stdout.flush()
 
     def say_json(self, value: Any) -> None:

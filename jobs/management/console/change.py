@@ -14,7 +14,7 @@ from django.utils.translation import gettext
 
 from jobs.conf import conf, did_you_mean, loaded_app
 from jobs.inspection import counts
-from jobs.management.console.base import DRY_RUN, ID, JobsCommand, Subcommand, me, option, reported
+from jobs.management.console.base import DRY_RUN, ID, MEND, JobsCommand, Subcommand, me, option, reported
 from jobs.models import Job, State
 from jobs.operations.actions import OPERATIONS, Operation, Outcome
 from jobs.operations.selection import FIELDS, Selection, full_name, identify
@@ -107,7 +107,7 @@ examples:
   {line} 6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11
   {line} --task shop.tasks.send_welcome_email --state {operation.meant[0]} --since 2h --dry-run
 """
-    return Subcommand(operation.name, help, options, partial(_change, operation))
+    return Subcommand(operation.name, help, options, partial(_change, operation), wish=MEND)
 
 
 OF_JOBS = [_subcommand(each) for each in OPERATIONS.values()]

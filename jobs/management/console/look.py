@@ -3,21 +3,26 @@
 import time
 import uuid
 from argparse import Namespace
+from itertools import groupby
 from typing import Any
 
 from django.core.management.base import CommandError
+from django.utils import timezone
 
 from jobs.conf import conf
 from jobs.inspection import by_time, public
 from jobs.lifecycle.shown import shown, veil
 from jobs.lifecycle.transitions import due_at
-from jobs.management.console.base import ID, LIMIT, JobsCommand, local, option, subcommand
+from jobs.management.console.base import ID, LIMIT, LOOK, JobsCommand, local, option, subcommand
 from jobs.management.console.change import WHICH, key_of, which
 from jobs.models import ENDED, Action, Job, Node
+from jobs.operations.selection import DIGITS
 from jobs.store import databases
 
+WIDE = 140  #: Characters of a line in which a list has whole ids and names.
 
-@subcommand(*WHICH, LIMIT)
+
+@subcommand(*WHICH, LIMIT, wish=LOOK)
 def list_(out: JobsCommand, args: Namespace) -> None:
     """List jobs, the newest first.
 
@@ -38,13 +43,26 @@ def list_(out: JobsCommand, args: Namespace) -> None:
         error = f"{shape.get('type')}: {shape.get('message')} ".splitlines()[0][:60].strip() if job.error else ""
         rows.append([str(job.pk), job.state, job.task, job.queue, local(job.created_at), str(job.lease), error])
     head = ["id", "state", "task", "queue", "created", "attempts", "error"]
-    out.say_table(head, rows, "There is no such job.")
+    if out.width < WIDE:
+        # By the last digits a job is known as well.
+        head = ["id", "state", "task", "created", "tries", "error"]
+        today = local(timezone.now())[:10]
+        rows = [
+            [
+                key[-DIGITS:], state, task.rpartition(".")[2],
+                created[11:] if created.startswith(today) else created[5:16], tries, error,
+            ]
+            for key, state, task, _queue, created, tries, error in rows
+        ]  # fmt: skip
+    out.say_table(head, rows, "There is no such job.", fits=True)
     if len(jobs) > args.limit:
         out.say(f"and more: --limit {2 * args.limit}")
 
 
 @subcommand(
-    ID, option("--follow", "say how far it is, once a second, until it has ended; then show it", action="store_true")
+    ID,
+    option("--follow", "say how far it is, once a second, until it has ended; then show it", action="store_true"),
+    wish=LOOK,
 )
 def show(out: JobsCommand, args: Namespace) -> None:
     """All that is known of one job: arguments, times, counts, progress, result and errors.
@@ -79,11 +97,16 @@ def show(out: JobsCommand, args: Namespace) -> None:
             out.say(f"{name.ljust(width)}  {value}")
     for action in Action.objects.using(using).filter(job=job.pk).order_by("pk"):
         out.say(f"{local(action.at)} {action.what} by {action.by or '?'} {action.why}".rstrip())
-    for entry in errors:
-        if not isinstance(entry, dict):
-            entry = {"message": entry}
+    entries = [entry if isinstance(entry, dict) else {"message": entry} for entry in errors]
+    # Most attempts fail in the same way: that is said once.
+    for _, same in groupby(entries, lambda entry: [entry.get(name) for name in ("type", "message", "traceback")]):
+        alike = [*same]
+        entry, last = alike[0], alike[-1]
         out.say("")
-        out.say(f"{out.style.WARNING(str(entry.get('type')))}, attempt {entry.get('attempt')}, {entry.get('at')}")
+        when = f"attempt {entry.get('attempt')}, {entry.get('at')}"
+        if len(alike) > 1:
+            when = f"{len(alike)} times alike: {when} to attempt {last.get('attempt')}, {last.get('at')}"
+        out.say(f"{out.style.WARNING(str(entry.get('type')))}, {when}")
         out.say(str(entry.get("traceback") or entry.get("message")).rstrip(), keep="\n")
 
 

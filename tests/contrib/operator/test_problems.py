@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from django.urls import reverse
 from django.utils import timezone
 
 from jobs.contrib.operator import problems, status
 from jobs.contrib.operator.figures import Dashboard
-from jobs.contrib.operator.statistics import MINUTE
+from jobs.contrib.operator.statistics import HOUR, MINUTE, bucket
 from jobs.contrib.pauses import pauses
 from jobs.maintenance.prune import Prune
 from jobs.models import Job, Node
@@ -42,13 +44,23 @@ def test_failures_are_counted_beside_the_other_problems():
     assert problems.sentence(noted()) == "2 problems: 105 failed this hour · 1 worker died"
 
 
+def failed(number: int, minutes: int, error: str = "PaymentError", **more) -> None:
+    """Jobs whose first attempt failed then, or as ``more`` says, and what was counted of them."""
+    tally(minutes * MINUTE, number, state="failed", error=error)
+    for _ in range(number):
+        make("failed", task="shop.mail", age=60 * minutes, error={"type": error, "message": "no"}, **more)
+
+
 def test_a_task_that_only_fails_is_worse_than_one_that_fails_at_times():
     alive()
     tally(9 * MINUTE, 100)
-    tally(5 * MINUTE, 20, state="failed", error="PaymentError")
+    failed(20, 5)
     [remark] = noted()
     assert (remark.kind, remark.severity, remark.about, remark.number) == ("failing", "error", "shop.mail", 1)
-    assert "fails every time, 20 of 120 this hour, mostly with PaymentError" in remark.text
+    assert remark.text == (
+        "shop.mail: fails every time: all 20 first attempts of the last 5.0 min, mostly with PaymentError"
+    )
+    assert "20 of the 120 jobs that ended this hour failed" in remark.meaning
     assert 240 <= remark.since <= 420
     tally(3 * MINUTE, 1)
     [remark] = noted()
@@ -58,16 +70,58 @@ def test_a_task_that_only_fails_is_worse_than_one_that_fails_at_times():
 def test_a_deploy_is_named_if_the_task_worked_before_and_failed_after_it():
     """Tallies are by the minute."""
     tally(20 * MINUTE, 100)
-    tally(5 * MINUTE, 20, state="failed", error="PaymentError")
+    failed(20, 5)
     now, starts = timezone.now(), (30, 10, 2)
     for minutes in starts:
         alive(hostname=f"web{minutes}", version=f"shop-{minutes}", started_at=now - minutes * MINUTE)
     [remark] = noted()
-    assert "since the deploy of version shop-10, 20 of 120" in remark.text
-    assert "since web10 was started" in remark.meaning
+    assert "since the deploy of version shop-10: 20 first attempts" in remark.text
+    assert "since web10 was started; 20 of the 120 jobs" in remark.meaning
     assert remark.since == pytest.approx(600, abs=30)
     Node.objects.filter(hostname="web10").delete()
     assert "deploy of" not in noted()[0].text, "one was there before, and one came after"
+
+
+def test_retries_of_bad_jobs_do_not_make_a_task_fail_every_time():
+    """All others succeed, and those that were tried again ended last."""
+    alive()
+    first = {"type": "PaymentError", "message": "no", "at": (timezone.now() - 50 * MINUTE).isoformat(), "attempt": 1}
+    tally(9 * MINUTE, 753)
+    failed(19, 5, errors=[first, {**first, "at": (timezone.now() - 5 * MINUTE).isoformat(), "attempt": 2}])
+    [remark] = noted()
+    assert (remark.kind, remark.text) == (
+        "failed", "shop.mail: 19 of 772 failed this hour, mostly with PaymentError"
+    )  # fmt: skip
+
+
+def test_a_parked_call_is_no_failure_that_is_to_be_retried():
+    alive()
+    failed(19, 5, error="EffectParked")
+    assert noted() == []
+
+
+def test_a_body_that_runs_far_longer_than_the_others_of_its_task():
+    node = alive(concurrency=2, hostname="bulk@web1")
+    tally(2 * HOUR, 500, length=3600, ran={str(bucket(0.076)): 495, "30": 5})
+    hung = make("running", task="shop.mail", node=node, age=240)
+    make("running", node=node, age=240)
+    make("running", task="shop.mail", age=30)
+    [remark] = noted()
+    assert (remark.kind, remark.about) == ("stuck", hung.pk)
+    assert re.fullmatch(r"shop.mail: runs for 4.0 min, and 95 % of its runs end within [678]\d ms", remark.text)
+
+
+def test_a_worker_all_of_whose_processes_hang():
+    node = alive(concurrency=2, hostname="bulk@web1")
+    tally(2 * HOUR, 500, length=3600, ran={str(bucket(0.076)): 500})
+    hung = [make("running", task="shop.mail", node=node, age=age) for age in (1800, 1700)]
+    worker, *others = noted()
+    assert (worker.kind, worker.severity, worker.about) == ("held", "error", str(node.pk))
+    assert worker.text == (
+        "bulk@web1: all 2 processes are held by bodies that run too long: shop.mail (30 min), shop.mail (28 min)"
+    )
+    assert worker.command == f"manage.py jobs kill {hung[0].pk} {hung[1].pk}"
+    assert {each.kind for each in others} == {"stuck"}
 
 
 def test_a_queue_that_grows_faster_than_it_drains():

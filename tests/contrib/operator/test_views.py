@@ -13,6 +13,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from jobs.contrib.operator import status
+from jobs.contrib.pauses import pauses
 from jobs.inspection import counts
 from jobs.models import Instance
 from jobs.store import databases
@@ -49,6 +50,19 @@ def test_failing_without(client):
     assert (response.status_code, response.json()["reasons"]) == (503, ["no_worker", "overdue", "not_adopted"])
 
 
+def test_a_queue_without_a_worker_is_degraded_for_people_and_well_for_load_balancers(client, worker):
+    make("ready", queue="slow", age=200)
+    make("ready", queue="paused", age=4000)
+    pauses.pause("paused")
+    assert client.get(HEALTH).json()["status"] == "ok", "a deploy takes as long"
+    make("ready", queue="slow", age=35 * 60)
+    for query, code in ("", 200), ("?strict", 503):
+        response = client.get(HEALTH + query)
+        assert (response.status_code, response.json()) == (
+            code, {"status": "degraded", "reasons": ["queue_without_worker"]}
+        )  # fmt: skip
+
+
 def test_health_opens_no_connection_and_counts_nothing(client, worker, monkeypatch):
     client.get(HEALTH)
     opened = []
@@ -57,7 +71,9 @@ def test_health_opens_no_connection_and_counts_nothing(client, worker, monkeypat
         patch.setattr(socket.socket, "connect", lambda *args: opened.append(args) or 1 / 0)
         assert client.get(HEALTH).json()["reasons"] == []
     assert opened == []
-    assert [query["sql"] for query in queries if "count(" in query["sql"].lower()] == []
+    assert [
+        query["sql"] for query in queries if "count(" in query["sql"].lower() and "LIMIT 1)" not in query["sql"]
+    ] == []
 
 
 def test_metrics_are_for_those_who_may_look(client, settings, admin_client):

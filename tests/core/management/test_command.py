@@ -20,6 +20,7 @@ from jobs.conf import conf
 from jobs.lifecycle import transitions
 from jobs.maintenance.rescue import Rescue
 from jobs.management.commands.jobs import Command
+from jobs.management.console.base import WISHES
 from jobs.models import Cancellation, Job, Marker
 from jobs.store import heartbeats
 from jobs.store.databases import SideDatabase
@@ -248,6 +249,27 @@ def test_each_subcommand_has_help_with_examples(name, capsys):
     text = capsys.readouterr().out
     assert "examples:\n" in text
     assert f"  manage.py jobs {name}" in text
+
+
+def test_help_is_by_what_one_wants(capsys):
+    with pytest.raises(SystemExit):
+        call_command("jobs", "--help")
+    text = capsys.readouterr().out
+    places = [text.index(f"{wish}:\n") for wish in WISHES]
+    assert places == sorted(places)
+    for name, before, after in (("show", 0, 1), ("retry", 1, 2), ("pause", 2, 3), ("prune", 4, -1)):
+        assert f"\n  {name} " in text[places[before] : places[after] if after > 0 else None]
+    assert sum(text.count(f"\n  {name} ") for name in Command.subcommands) == len(Command.subcommands)
+
+
+def test_a_reader_that_has_enough_is_no_error():
+    """Such as head: it closes the pipe."""
+    source, end = os.pipe()
+    os.close(source)
+    command_line = [sys.executable, "manage.py", "jobs", "pause"]
+    done = subprocess.run(command_line, cwd=ROOT, env=environment(), stdout=end, stderr=subprocess.PIPE, timeout=60)
+    os.close(end)
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 def test_without_a_subcommand_it_says_which_there_are():

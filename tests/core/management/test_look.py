@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import io
 import json
+import re
 import uuid
 
 import pytest
@@ -17,6 +18,11 @@ from tests.helpers.harness import Worker, wait_ended
 from tests.helpers.rows import ERROR, make
 
 pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 def run(*args: str) -> str:
@@ -61,6 +67,32 @@ def test_show_has_everything():
             run("show", text)
     with pytest.raises(CommandError, match="jobs why"):
         run("show", str(uuid.uuid4()))
+
+
+def test_list_fits_a_terminal(monkeypatch):
+    job = make(
+        "cancelled", task="shop.tasks.send_welcome_email", error={"type": "SMTPConnectError", "message": "x" * 99}
+    )
+    for columns, kept in (("80", str(job.pk)[-8:]), ("200", str(job.pk))):
+        monkeypatch.setenv("COLUMNS", columns)
+        for options in ({"no_color": True}, {"force_color": True}):
+            call_command("jobs", "list", stdout=(out := Terminal()), **options)
+            lines = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue()).splitlines()
+            assert max(map(len, lines)) <= int(columns)
+            [line] = [line for line in lines if kept in line]
+            for words in ("cancelled", "send_welcome_email", "SMTPConnect"):
+                assert words in line
+    assert str(job.pk) in run("list"), "a pipe gets all"
+
+
+def test_equal_errors_are_shown_once():
+    alike = {**ERROR, "traceback": "Traceback\n  alike"}
+    errors = [{**alike, "attempt": number, "at": f"t{number}"} for number in (1, 2, 3)]
+    errors.append({**ERROR, "traceback": "Traceback\n  other", "attempt": 4, "at": "t4"})
+    text = run("show", str(make("failed", errors=errors, error=errors[-1]).pk))
+    assert text.count("  alike") == text.count("  other") == 1
+    assert "ValueError, 3 times alike: attempt 1, t1 to attempt 3, t3" in text
+    assert "ValueError, attempt 4, t4" in text
 
 
 @pytest.mark.slow

@@ -25,10 +25,9 @@ from jobs.contrib.operator.figures import FAILURES, Chart, Dashboard
 from jobs.contrib.operator.models import Overview
 from jobs.contrib.operator.problem import INFO, Kind, Link
 from jobs.contrib.operator.problems import kinds, sentence
-from jobs.contrib.operator.statistics import HOUR
+from jobs.contrib.operator.statistics import HOUR, spent
 from jobs.inspection import public
 from jobs.inspection.counts import at_least
-from jobs.inspection.times import duration
 from jobs.models import LIVE, Job, State
 from jobs.models.values import parse_uuid
 from jobs.operations.actions import OPERATIONS
@@ -96,7 +95,7 @@ class OverviewAdmin(ReadOnlyAdmin):
                 (
                     each["task"],
                     each["count"],
-                    *(" · ".join(map(_short, each[name].values())) for name in ("ran", "waited")),
+                    *(" · ".join(map(spent, each[name].values())) for name in ("ran", "waited")),
                 )
                 for each in board.durations()
             ],
@@ -207,7 +206,3 @@ def _ways(request: HttpRequest, kind: Kind, about: Any) -> list[tuple[Any, str, 
         return link.label, url_of(link.page, *link.args, **link.query), link.fields, link.warns
 
     return [drawn(way(about)) if way else None for way in (kind.place, kind.button)]
-
-
-def _short(seconds: float | None) -> str:
-    return f"{seconds * 1000:.0f} ms" if seconds is not None and seconds < 1 else duration(seconds)

@@ -20,7 +20,7 @@ from jobs.conf import conf, problems
 from jobs.contrib.operator import checks as project
 from jobs.contrib.operator.project import source
 from jobs.contrib.operator.project.source import BREAKS, DIFFERS, NEEDLESS, Finding
-from jobs.management.console.base import JobsCommand, option, project_app, reported, subcommand
+from jobs.management.console.base import PROVE, JobsCommand, option, project_app, reported, subcommand
 from jobs.models.values import normalize
 
 #: What ``audit`` cannot see. It is said, so that it is not relied on for that.
@@ -42,7 +42,7 @@ PACKAGES = {
 MEANINGLESS = ("acks_late", "reject_on_worker_lost", "acks_on_failure_or_timeout")
 
 
-@subcommand(option("--strict", "exit with 1 if something breaks", action="store_true"), is_checked=False)
+@subcommand(option("--strict", "exit with 1 if something breaks", action="store_true"), is_checked=False, wish=PROVE)
 def audit(out: JobsCommand, args: Namespace) -> None:
     """Say what changes for the tasks that there are, before task_cls is switched.
 
