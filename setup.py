@@ -50,5 +50,20 @@ class Build(build_py):
             rename(Path(self.build_lib), name)
 
 
+def description(url: str) -> str:
+    """The README for another page than the repository's: its links lead there.
+
+    Parameters:
+        url: of the repository's files at a version, such as ``https://host/owner/name/blob/v0.1.0``.
+    """
+    text = (Path(__file__).parent / "README.md").read_text()
+    raw = url.replace("/blob/", "/raw/")
+    text = re.sub(r"(!\[[^]]*\]\()(?!\w+:|#)", rf"\1{raw}/", text)
+    return re.sub(r"(?<!!)(\[(?:[^][]|!\[[^]]*\]\([^)]*\))*\]\()(?!\w+:|#)", rf"\1{url}/", text)
+
+
 if __name__ == "__main__":
-    setup(cmdclass={"build_py": Build})
+    given = {}
+    if repository := os.environ.get("JOBS_REPOSITORY"):
+        given = {"url": repository.partition("/blob/")[0], "long_description": description(repository)}
+    setup(cmdclass={"build_py": Build}, **given)
