@@ -24,12 +24,18 @@ __all__ = [
     "__version__",
     "asignal",
     "batch",
+    "cancel",
+    "delete",
     "effect",
     "guard",
+    "kill",
     "lock",
+    "move",
     "once",
+    "retry",
     "signal",
     "signals",
+    "tagged",
     "task",
 ]
 

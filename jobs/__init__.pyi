@@ -1,8 +1,14 @@
 from jobs import signals as signals
 from jobs.contrib.batches.batch import batch as batch
+from jobs.contrib.changes.changes import cancel as cancel
+from jobs.contrib.changes.changes import delete as delete
+from jobs.contrib.changes.changes import kill as kill
+from jobs.contrib.changes.changes import move as move
+from jobs.contrib.changes.changes import retry as retry
 from jobs.contrib.durable.signals import asignal as asignal
 from jobs.contrib.durable.signals import signal as signal
 from jobs.contrib.effects.ledger import effect as effect
+from jobs.contrib.tags.tags import tagged as tagged
 from jobs.errors import Busy as Busy
 from jobs.errors import Cancel as Cancel
 from jobs.errors import EffectParked as EffectParked

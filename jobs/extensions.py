@@ -15,9 +15,9 @@ import path is public stands in ``jobs``. These of its files are read, if they a
     what has to be there as soon as ``jobs`` is imported: it imports neither models nor settings.
 ``models.py``
     its tables, and ``COLUMNS`` and ``INDEXES`` that it adds to a job's row: a call may say such a column, and a claim
-    reads it; read with the core's models.
-``admin.py``, ``checks.py``, ``commands.py``, ``rules.py``, ``tags.py``, ``tasks.py``, ``urls.py``
-    its pages, system checks, subcommands of ``manage.py jobs``, rules of ``verify``, template tags, tasks and URLs;
+    reads it; ``OPTIONS``: which of them are options of a call, and how these may look. Read with the core's models.
+``admin.py``, ``checks.py``, ``commands.py``, ``rules.py``, ``tasks.py``, ``template_tags.py``, ``urls.py``
+    its pages, system checks, subcommands of ``manage.py jobs``, rules of ``verify``, tasks, template tags and URLs;
     read with the core's.
 ``operator.py``
     its problems and their ``KINDS``, ``status`` and ``metrics``; the operator's room reads it.

@@ -52,6 +52,7 @@ class TaskOf(Task, Generic[P, R]):
         time_limit: float | None = None,
         soft_time_limit: float | None = None,
         headers: Mapping[str, Any] | None = None,
+        tags: Mapping[str, Any] | None = None,
         ignore_result: bool = ...,
         **options: Any,
     ) -> ResultOf[R]: ...
@@ -65,6 +66,7 @@ class TaskOf(Task, Generic[P, R]):
         expires: datetime.datetime | float | str | None = None,
         queue: Any = None,
         priority: int | None = None,
+        tags: Mapping[str, Any] | None = None,
         using: str | None = None,
         **options: Any,
     ) -> ResultOf[R]: ...
@@ -113,6 +115,7 @@ def task(
     concurrency: int | None = None,
     rate: str | float | None = None,
     limit_key: Key = None,
+    tags: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> _Binds: ...
 @overload
@@ -133,5 +136,6 @@ def task(
     concurrency: int | None = None,
     rate: str | float | None = None,
     limit_key: Key = None,
+    tags: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> _Makes: ...

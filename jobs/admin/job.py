@@ -126,7 +126,10 @@ class JobAdmin(OperableAdmin):
         "ended": (_("ended last"), ("-finished_at", "-pk")),
     }
     search_fields = ("id", "task")
-    search_help_text = _("An ID (or its last 8 digits), a task or its function, or words of an error or an argument.")
+    search_help_text = _(
+        "An ID (or its last 8 digits), a task or its function, a field (queue:mail), or words of an error or an "
+        "argument."
+    )
     change_form_template = "jobs/admin/job/change_form.html"
     relatives: ClassVar[list[Any]] = ["parent", "root_job"]
     #: Without what the head of the page says already.
@@ -194,6 +197,12 @@ class JobAdmin(OperableAdmin):
         if ID.fullmatch(digits):
             first, last = [uuid.UUID(digits.ljust(32, digit)) for digit in "0f"]
             return rows.filter(pk=first) if first == last else rows.filter(pk__range=(first, last))
+        name, _colon, text = term.partition(":")
+        if (field := FIELDS.get(name)) is not None and text and not (field.is_secret and conf().REDACT is not None):
+            try:
+                return Selection.of({name: text}).narrow(rows)
+            except ValueError:
+                return rows.none()
         names = self.known_tasks()
         if tasks := [name for name in names if name.startswith(term) or name.rpartition(".")[2] == term]:
             return rows.filter(task__in=tasks)

@@ -31,6 +31,7 @@ from jobs.lifecycle import transitions
 from jobs.lifecycle.wakeups import wakeup
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job, State
+from jobs.models.columns import OPTIONS
 from jobs.models.fields import uuid7
 from jobs.models.values import as_uuid, normalize, scrub, storable
 from jobs.store import databases
@@ -120,6 +121,7 @@ def terms(task: Any, args: Any, kwargs: Any, given: Mapping[str, Any]) -> Terms:
         "parent_id": as_uuid(parent_id) if parent_id else None,
         "root": None if root == key else root,
     }
+    row |= {name: options[name] for name in OPTIONS if options.get(name)}
     if is_frozen:
         row["is_frozen"] = True
     if key is not None and key.version != 7:

@@ -16,6 +16,7 @@ import kombu
 
 from jobs import extensions
 from jobs.conf import TASK_OPTIONS, conf, did_you_mean, task_option_names
+from jobs.models.columns import OPTIONS
 
 #: Accepted by ``apply_async`` because groups, beat, retries and eager calls pass them, and not kept: a job does not
 #: travel.
@@ -137,8 +138,8 @@ def check_declaration(task: type[celery.Task], declared: Collection[str]) -> Non
 def check_call(options: Mapping[str, Any]) -> None:
     """Refuse what means nothing to a call. ``TypeError`` names the option, and the cure."""
     for name, value in options.items():
-        if name in RULES_OF_A_CALL:
-            _check(name, value, RULES_OF_A_CALL[name])
+        if (rule := RULES_OF_A_CALL.get(name) or OPTIONS.get(name)) is not None:
+            _check(name, value, rule)
         elif name not in OF_A_CALL:
             _refuse(name, options)
 
@@ -160,8 +161,8 @@ def _refuse(name: str, options: Mapping[str, Any]) -> None:
     if name in task_option_names() or name in OF_RETRIES:
         raise TypeError(f"{name}= is an option of the task, where it is declared, and not of a call")
     raise TypeError(
-        f"{name}= is no option of a call{did_you_mean(name, OF_A_CALL)} An argument of the task belongs into kwargs=, "
-        "and what other code reads of a call is named in JOBS['TASK_OPTIONS']"
+        f"{name}= is no option of a call{did_you_mean(name, OF_A_CALL | OPTIONS.keys())} An argument of the task "
+        "belongs into kwargs=, and what other code reads of a call is named in JOBS['TASK_OPTIONS']"
     )
 
 

@@ -143,6 +143,8 @@ class Settings:
     #: What of that is all right: ``"mail"``, ``"http"``, ``"cache"``, ``"celery"``; of durable tasks ``"database"`` and
     #: ``"call"``; or names of tasks in whose bodies all of it is; ``"shop.*"`` matches a prefix.
     ISOLATION_ALLOW: Sequence[str] = ()
+    #: Names of tags whose values become labels of a metric: ``["tenant"]``. Few values each: a user is none.
+    TAG_METRICS: Sequence[str] = ()
     #: Who scrapes ``jobs.urls``' metrics without being logged in says ``Authorization: Bearer`` and this. None: nobody.
     METRICS_TOKEN: str | None = None
     #: With OpenTelemetry's API installed: the span of a run ``"link"``s to the call, because it may come hours later

@@ -461,6 +461,7 @@ for _module in extensions.modules("models"):
     for _name, _column in getattr(_module, "COLUMNS", {}).items():
         Job.add_to_class(_name, _column)
         columns.add(_column.attname)
+    columns.OPTIONS |= getattr(_module, "OPTIONS", {})
     Job._meta.indexes = [*Job._meta.indexes, *getattr(_module, "INDEXES", ())]
 
 _DEFAULTS: dict[str, Any] = {

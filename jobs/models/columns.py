@@ -62,6 +62,8 @@ _PARTS = {
 
 #: The columns of extensions: a call may say them, and a claim reads them.
 ADDED: list[str] = []
+#: Those of them that are options of a call: what a value must be, in words and as types.
+OPTIONS: dict[str, tuple[str, tuple[type, ...]]] = {}
 
 
 def add(name: str) -> None:

@@ -77,6 +77,13 @@ class Sparse(JSONField):
         return self.get_default() if value is None else super().from_db_value(value, expression, connection)
 
 
+class Labels(CharField):
+    """A short JSON document of names and texts, by which rows are found: ``jsonb`` on PostgreSQL, text elsewhere."""
+
+    def db_type(self, connection: Any) -> str | None:
+        return "jsonb" if connection.vendor == "postgresql" else super().db_type(connection)
+
+
 class Word(CharField):
     """One of its choices. SQLite takes a partial index only for a query that names them as the index's condition does.
 

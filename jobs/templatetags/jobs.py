@@ -1,4 +1,4 @@
-"""``{% load jobs %}``: what pages ask for; extensions have more (their ``tags.py``)."""
+"""``{% load jobs %}``: what pages ask for; extensions have more (their ``template_tags.py``)."""
 
 import time
 from typing import Any
@@ -13,7 +13,7 @@ from jobs.models import Job
 
 register = template.Library()
 register.filter(duration)
-for _module in extensions.modules("tags"):
+for _module in extensions.modules("template_tags"):
     register.tags |= _module.register.tags
 
 

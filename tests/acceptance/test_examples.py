@@ -356,6 +356,20 @@ def schedules(examples: Examples) -> None:
     test.debug()
 
 
+@reads("docs/howto/tags.md")
+def tags(examples: Examples) -> None:
+    ada = User.objects.create_user("ada")
+    found = examples.run()
+    result = found.send_summary.delay(ada.pk)
+    found.close_account(types.SimpleNamespace(user=ada), ada)
+    assert Job.objects.get(pk=result.id).state == "cancelled"
+    handle = examples.run().middleware(lambda request: charge_order.delay(5))
+    result = handle(types.SimpleNamespace(user=ada))
+    assert Job.objects.get(tags__have={"user": ada.pk}, pk=result.id)
+    examples.run().clean_up(result, ada)
+    assert Job.objects.get(pk=result.id).state == "cancelled"
+
+
 @reads("docs/reference/results.md")
 def results(examples: Examples) -> None:
     is_over = threading.Event()

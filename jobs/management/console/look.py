@@ -125,5 +125,6 @@ def _follow(out: JobsCommand, key: uuid.UUID) -> None:
 def as_dict(job: Job, **more: Any) -> dict[str, Any]:
     names = "id task queue priority state run_at expires_at lease retries crashes node_losses snoozes created_at"
     names += " started_at finished_at parent_id root_id marker_key replay_of unique_key error"
-    found = {name: getattr(job, name) for name in names.split()}
+    told = [field.attname for field in Job._meta.concrete_fields if getattr(field, "is_told", False)]
+    found = {name: getattr(job, name) for name in [*names.split(), *told]}
     return found | more | {"node": job.node_id, "database": job._state.db}

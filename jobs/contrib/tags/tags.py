@@ -1,0 +1,74 @@
+"""Which tags a call has: its own, those of its task, and those of the block or the body that it stands in."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from django.utils.translation import gettext
+
+from jobs.contrib.tags.models import Tags
+from jobs.idempotency.keys import KeyTemplate
+from jobs.lifecycle.run import Run, current_run
+
+#: The innermost block around: the run that it stands in, and all tags that hold there.
+_block: ContextVar[tuple[Run | None, Tags] | None] = ContextVar("jobs.tags", default=None)
+
+
+@contextmanager
+def tagged(**tags: Any) -> Iterator[None]:
+    """Give each call of the block these tags, beside those that hold around it; also a decorator of a function.
+
+    ``with jobs.tagged(user=request.user.pk): ...`` The calls of their bodies have them, too, and so has what follows
+    them. A tag of the task, or of the call, wins over one of the same name of the block.
+
+    Parameters:
+        tags: names, and what they are: text, whole numbers or UUIDs. All tags of a job have 255 characters of JSON.
+
+    Raises:
+        TypeError, ValueError: a tag that cannot be kept.
+    """
+    before = _block.set((current_run(), Tags({**(_around() or {}), **Tags.of(tags, "tagged()")})))
+    try:
+        yield
+    finally:
+        _block.reset(before)
+
+
+def _around() -> Mapping[str, str] | None:
+    """The tags that hold where the calling code is: of its innermost block, else of its job."""
+    run, block = current_run(), _block.get()
+    # A block around the whole run (``run_jobs()`` in a test) says nothing of the calls in it.
+    if block is not None and block[0] is run:
+        return block[1]
+    job: Any = None if run is None else run.job
+    return None if job is None else job.tags
+
+
+def mark(task: Any, job: Any) -> None:
+    """Give a call its tags. Raises as :meth:`Tags.of` and ``KeyTemplate.of``."""
+    said, around, templates = job.tags, _around(), task.tag_templates
+    if said or around or templates:
+        own = {name: template.of(job.args, job.kwargs) for name, template in templates.items()}
+        job.tags = Tags.of({**(around or {}), **own, **(said or {})})
+
+
+def templates_of(task: type[Any]) -> dict[str, KeyTemplate]:
+    """What the option of a task says. Raises as :class:`KeyTemplate` and :meth:`Tags.of`."""
+    given = inspect.getattr_static(task, "tags", None) or {}
+    Tags.of(dict.fromkeys(given, "-"), "tags=")
+    texts = {name: str(value) if type(value) is int else value for name, value in given.items()}
+    return {name: KeyTemplate(f"tags[{name!r}]", text, task.body_signature) for name, text in texts.items()}
+
+
+def parse(text: str) -> Tags:
+    """What people write: ``user=5``, or several with commas between. ``ValueError``: it is none."""
+    # A value may have a comma; behind it there is a name then.
+    found = [part.partition("=") for part in re.split(r",(?=\s*[\w.-]+=)", text)]
+    if not all(is_pair for _, is_pair, _ in found):
+        raise ValueError(gettext("%(text)r is no tag: write user=5") % {"text": text})
+    return Tags.of({name.strip(): value.strip() for name, _, value in found})
