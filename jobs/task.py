@@ -21,7 +21,7 @@ from django.db import connections, transaction
 from jobs import extensions
 from jobs.calling import calls, outbox
 from jobs.calling.options import check_call, check_declaration
-from jobs.conf import is_eager, is_stock, problems, sentry, task_options
+from jobs.conf import is_eager, is_stock, problems, releases, sentry, task_options
 from jobs.errors import Replaced, UniqueTaken
 from jobs.execution import pipeline
 from jobs.execution.commit import Commit
@@ -165,9 +165,7 @@ class Task(celery.Task):
         for declared in extensions.through("declared"):
             declared(cls)
         cls.call_hooks = tuple(called for each in extensions.through("called") if (called := each(cls)) is not None)
-        # Of arguments that are pydantic models; before Celery 5.7 there is none, and callers make plain data of them.
-        dump = getattr(cls, "_dump_pydantic_arguments", None)
-        cls.argument_dumper = dump and staticmethod(dump)
+        cls.argument_dumper = releases.argument_dumper(cls)
         if "idempotency_key" in cls.key_templates and not cls.atomic:
             raise ValueError(
                 "idempotency_key= needs the transaction of the effects, and atomic=False has none: leave atomic=False "

@@ -53,11 +53,12 @@ def record(jobs: list[Job], using: str, app: Any) -> list[Job]:
         change(jobs, using)
     connection: Any = connections[using]
     calls, is_alone = jobs, connection.autocommit and not connection.in_atomic_block
+    raw = connection.connection
     write = _insert if calls[0].unique_key is None else _insert_unique
     try:
         jobs = write(calls, using)
     except Error as exc:
-        if not is_alone or not databases.is_lost(exc, using):
+        if not is_alone or not databases.is_lost(exc, using, raw):
             raise
         # A process without requests (beat, a listener) keeps a dead connection for ever. The id tells whether it
         # was the INSERT's answer that got lost.

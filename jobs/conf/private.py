@@ -9,12 +9,19 @@ from collections.abc import Iterator
 from importlib import import_module
 from importlib.metadata import version
 from operator import attrgetter
+from platform import python_version
 from typing import Any
 
 from jobs import extensions
 
-#: With these releases the tests are run.
-TESTED = {"celery": "5.7", "kombu": "5.7", "billiard": "4.3"}
+#: With these releases the tests are run, each with one of each other; ``noxfile.py`` has the combinations.
+TESTED = {
+    "Python": ["3.11", "3.12", "3.13"],
+    "Django": ["5.2", "6.0", "6.1"],
+    "celery": ["5.5", "5.6", "5.7"],
+    "kombu": ["5.5", "5.6", "5.7"],
+    "billiard": ["4.2", "4.3"],
+}
 
 #: The name, the release since which it is there (before, the code does without it), its first
 #: parameters (of what is no function: ``-``), the file here, and what it is used for. Extensions have such lists, too.
@@ -37,7 +44,8 @@ billiard.pool:Pool._worker_active self worker           | pool.py: pool_shrink t
 billiard.pool:Pool.did_start_ok self                    | pool.py: a process may die before the broker is reached
 billiard.pool:Pool.maintain_pool self                   | pool.py: dead processes are replaced without the event loop
 billiard.pool:pickle_loads -                            | pool.py: a stock task out of the pipe
-billiard.common:terminate_handler_fired -               | finish.py: a process that was told to end
+billiard.common:terminate_handler_fired@4.3 -           | releases.py: a process that was told to end
+billiard.common:_should_have_exited -                   | releases.py: the same before
 celery.concurrency.asynpool:AsynPool._create_write_handlers self hub | pool.py: which process gets a stock task
 celery.concurrency.asynpool:AsynPool.process_flush_queues self proc  | pool.py: a new process says that it is up
 celery.concurrency.asynpool:AsynPool.on_poll_start -    | pool.py: the busy processes, before one is chosen
@@ -64,7 +72,7 @@ celery.worker.consumer:Consumer.on_connection_error_after_connected self exc | b
 celery.worker.consumer:Consumer.shutdown self           | broker.py: a broker that says nothing ends no stop
 celery.app.task:Task._get_app                           | task.py: the app that a task is bound to
 celery.app.task:Task._get_exec_options self             | calls.py: the options of a call
-celery.app.task:Task._dump_pydantic_arguments@5.7 -     | task.py: arguments that are pydantic models
+celery.app.task:Task._dump_pydantic_arguments@5.7 -     | releases.py: arguments that are pydantic models
 celery.local:Proxy._get_current_object self             | backend.py: the app itself, behind current_app
 celery.app.trace:TraceInfo.handle_error_state self task req | tracer.py: what Celery is told of a failure and a retry
 celery.app.trace:TraceInfo.handle_ignore self task req  | tracer.py: the same, of a job that was ended or put off
@@ -103,8 +111,18 @@ def missing() -> list[str]:
     return [f"{name} ({purpose})" for name, parameters, purpose in entries() if not _is_there(name, parameters)]
 
 
+def untested() -> list[str]:
+    """What is here of another minor release than the tests have seen."""
+    here = {name: python_version() if name == "Python" else version(name) for name in TESTED}
+    return [f"{name} {here[name]}" for name, tested in TESTED.items() if _minor(here[name]) not in tested]
+
+
 def tested() -> str:
-    return ", ".join(f"{name} {release}" for name, release in TESTED.items())
+    return ", ".join(f"{name} {' or '.join(releases)}" for name, releases in TESTED.items())
+
+
+def _minor(release: str) -> str:
+    return ".".join(release.split(".")[:2])
 
 
 def _is_there(name: str, parameters: list[str] | None) -> bool:

@@ -145,12 +145,11 @@ def _release_postgresql(using: str, key: str) -> str | None:
     """In one message to the server. The second statement sees what was committed until it had the lock."""
     session, connection = session_of(using), connections[using]
     name = session.literal(key)
-    begin = "BEGIN; " if connection.in_atomic_block and not has_begun(connection) else ""
+    begin = session.BEGIN if connection.in_atomic_block and not has_begun(connection) else ""
     with session.wrap:
-        found = session.send(
+        return session.send(
             f"{begin}{_LOCK.format(keys=f'ARRAY[{name}]')}; {RELEASE.format(key=name, now='statement_timestamp()')}"
         )
-    return found.get_value(0, 0).decode() if found.ntuples else None
 
 
 def _release_mysql(using: str, key: str) -> str | None:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NoReturn
 
-from billiard.common import terminate_handler_fired
 from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
 from celery.result import ResultBase
 from celery.utils.serialization import ensure_serializable
@@ -22,6 +21,7 @@ from django.db import Error, InterfaceError, OperationalError, transaction
 from jobs.calling import outbox
 from jobs.conf import conf
 from jobs.conf.logs import log
+from jobs.conf.releases import was_told_to_end
 from jobs.errors import Busy, Cancel, LostLease, NotSettled, Snooze, for_celery
 from jobs.execution import backoff
 from jobs.idempotency import locks
@@ -249,7 +249,7 @@ def shutdown_behind(exc: BaseException) -> BaseException | None:
 
     The driver may complain in front of it about what was interrupted.
     """
-    is_told = terminate_handler_fired()
+    is_told = was_told_to_end()
     is_main = threading.current_thread() is threading.main_thread()
     for each in chain(exc):
         is_signal = is_told and not isinstance(each, Exception | Suspended)

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from django.db import Error, connections
 
@@ -25,6 +25,7 @@ from jobs.conf.logs import logger
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job
 from jobs.store import databases
+from jobs.store.ear import Ear
 
 #: PostgreSQL's channel; the payload is a :class:`News`.
 CHANNEL = "jobs_wakeup"
@@ -114,7 +115,7 @@ class Listener(ExitStack):
     def __init__(self, alias: str) -> None:
         super().__init__()
         self._alias, self._asked = alias, 0.0
-        self._raw: Any = None
+        self._ear: Ear | None = None
 
     def sleep(self, seconds: float, ids: Container[str]) -> None:
         deadline = time.monotonic() + seconds
@@ -124,20 +125,16 @@ class Listener(ExitStack):
                     return
         except Error:
             # The next poll finds what has ended.
-            self._raw = None
+            self._ear = None
         time.sleep(max(0.0, deadline - time.monotonic()))
 
     def _hears(self, seconds: float, ids: Container[str]) -> bool:
-        if self._raw is None:
-            connection: Any = self.enter_context(databases.apart(self._alias))
-            connection.ensure_connection()
-            self._raw, self._asked = connection.connection, 0.0
-        with connections[self._alias].wrap_database_errors:
-            if time.monotonic() - self._asked > ANSWERS / 2:
-                self._asked = time.monotonic()
-                self._raw.execute(f"LISTEN {ENDED}")
-                self._raw.execute(f"NOTIFY {CHANNEL}, '{WAITS}'")
-            return any(note.payload in ids for note in self._raw.notifies(timeout=seconds, stop_after=1))
+        if self._ear is None:
+            self._ear, self._asked = Ear(self.enter_context(databases.apart(self._alias)), ENDED), 0.0
+        if time.monotonic() - self._asked > ANSWERS / 2:
+            self._asked = time.monotonic()
+            self._ear.execute(f"NOTIFY {CHANNEL}, '{WAITS}'")
+        return self._ear.hears(seconds, ids)
 
 
 class Wakeup:

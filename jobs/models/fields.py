@@ -42,11 +42,14 @@ class JSONText(JSONField):
 
     def get_db_prep_value(self, value: Any, connection: Any, prepared: bool = False) -> Any:
         value = super().get_db_prep_value(value, connection, prepared)
-        # psycopg's wrapper says "jsonb", which would be sorted before it is stored.
-        return json.dumps(value.obj) if hasattr(value, "obj") else value
+        # The driver's wrapper says "jsonb", which would be sorted before it is stored: psycopg 3's, and psycopg2's.
+        for name in ("obj", "adapted"):
+            if hasattr(value, name):
+                return json.dumps(getattr(value, name))
+        return value
 
     def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:
-        # psycopg has decoded it already.
+        # The driver has decoded it already.
         return value if connection.vendor == "postgresql" else super().from_db_value(value, expression, connection)
 
     def get_transform(self, name: str) -> Any:

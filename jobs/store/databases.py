@@ -88,14 +88,18 @@ def home() -> str:
     return conf().DATABASES[0]
 
 
-def is_lost(exc: BaseException, alias: str) -> bool:
-    """Whether the connection died, and its transaction with it. At the transaction's end Django opens another one."""
+def is_lost(exc: BaseException, alias: str, before: Any = None) -> bool:
+    """Whether the connection died, and its transaction with it. At the transaction's end Django opens another one.
+
+    Parameters:
+        before: the driver's connection before the transaction, if that has ended meanwhile.
+    """
     if sqlstate(exc) in REFUSES:
         return True
     if not isinstance(exc, OperationalError | InterfaceError):
         return False
     connection = connections[alias]
-    if connection.connection is None:
+    if connection.connection is None or before not in (None, connection.connection):
         return True
     if code := sqlstate(exc):
         # In a failed transaction the question below gets no answer, although the connection lives.
@@ -105,7 +109,8 @@ def is_lost(exc: BaseException, alias: str) -> bool:
 
 def sqlstate(exc: BaseException) -> str:
     """PostgreSQL's code of what it refused; empty if the error is not the server's."""
-    return str(getattr(exc.__cause__, "sqlstate", None) or "")
+    cause = exc.__cause__
+    return str(getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None) or "")
 
 
 def code_of(exc: BaseException) -> str | int | None:
@@ -200,11 +205,12 @@ def first(rows: QuerySet[M]) -> M | None:
 
 def patiently(alias: str, action: Callable[[], T]) -> T:
     """Do it; and once more over a new connection, if the old one turns out to be dead outside of a transaction."""
+    connection = connections[alias]
+    raw = connection.connection
     try:
         return action()
     except Error as exc:
-        connection = connections[alias]
-        if connection.in_atomic_block or not connection.autocommit or not is_lost(exc, alias):
+        if connection.in_atomic_block or not connection.autocommit or not is_lost(exc, alias, raw):
             raise
         drop(alias)
         return action()
@@ -376,8 +382,15 @@ def is_idle(alias: str) -> bool:
 
 
 def status(connection: BaseDatabaseWrapper) -> int | None:
-    """What psycopg knows of its transaction without asking the server; None with other drivers."""
-    return getattr(getattr(connection.connection, "pgconn", None), "transaction_status", None)
+    """What PostgreSQL's driver knows of its transaction without asking the server; None of other databases."""
+    raw: Any = connection.connection
+    # psycopg2 has no libpq to show, and the same numbers.
+    return getattr(getattr(raw, "pgconn", None) or getattr(raw, "info", None), "transaction_status", None)
+
+
+def has_libpq(connection: BaseDatabaseWrapper) -> bool:
+    """Whether PostgreSQL's driver lets others at its libpq, as psycopg 3 does: psycopg2 does not."""
+    return hasattr(connection.connection, "pgconn")
 
 
 class SideDatabase:

@@ -6,8 +6,9 @@ import json
 import random
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, lru_cache
+from io import StringIO
 from typing import Any
 
 from django.db import DataError, transaction
@@ -196,7 +197,9 @@ class PostgreSQL(base.Store):
         with connection.cursor() as cursor:
             cursor.execute(sql, values)
             done: int = cursor.rowcount
-        connection.connection._jobs_calls = calls + 1
+        # An object of psycopg2 takes none, and prepares nothing.
+        with suppress(AttributeError):
+            connection.connection._jobs_calls = calls + 1
         return done
 
     def insert_all(self, jobs: Sequence[Job], said: Sequence[Mapping[str, Any]] | None) -> None:
@@ -207,11 +210,16 @@ class PostgreSQL(base.Store):
             return
         wanted = {name for values in said for name in values}
         columns = [*named(Part.CALL), *(name for name in named(Part.SAID) if name in wanted)]
-        copy_sql = f"COPY jobs_job ({', '.join(columns)}) FROM STDIN"
-        with self.connection.cursor() as cursor, cursor.copy(copy_sql) as copy:
+        sql = f"COPY jobs_job ({', '.join(columns)}) FROM STDIN"
+        with self.connection.cursor() as cursor, ExitStack() as stack:
+            copy = stack.enter_context(cursor.copy(sql)) if databases.has_libpq(self.connection) else None
             for start in range(0, len(jobs), 1000):
                 rows = (job.__dict__ for job in jobs[start : start + 1000])
-                copy.write("".join(["\t".join([_escaped(name, row[name]) for name in columns]) + "\n" for row in rows]))
+                text = "".join(["\t".join([_escaped(name, row[name]) for name in columns]) + "\n" for row in rows])
+                if copy is not None:
+                    copy.write(text)
+                else:
+                    cursor.copy_expert(sql, StringIO(text))
 
     @property
     def batch_size(self) -> int | None:  # type: ignore[override]
@@ -302,10 +310,10 @@ class PostgreSQL(base.Store):
         # A savepoint around it: the transaction is somebody else's. A test may want to stop in between.
         is_own = connection.in_atomic_block and not connection.savepoint_ids and not is_armed(point)
         if has_begun(connection):
-            commit = "; COMMIT" if is_own else ""
+            commit = session.COMMIT if is_own else ""
         elif connection.in_atomic_block and not is_own:
             # Else the body executed nothing, and one statement commits by itself; a COMMIT would be warned of.
-            begin = "BEGIN; "
+            begin = session.BEGIN
         try:
             with session.wrap:
                 name = session.prepared(_typed(types, template))
@@ -329,8 +337,10 @@ class PostgreSQL(base.Store):
             cursor.execute("SELECT set_config('lock_timeout', %s, true)", [before])
 
     def reads_committed(self, level: Any) -> bool:
-        # 2 is psycopg's IsolationLevel.READ_COMMITTED.
-        return level is None or int(level) == 2
+        from django.db.backends.postgresql.psycopg_any import IsolationLevel
+
+        # The numbers are the driver's.
+        return level is None or int(level) == IsolationLevel.READ_COMMITTED
 
     @contextmanager
     def asking(self) -> Iterator[None]:
@@ -362,7 +372,9 @@ class PostgreSQL(base.Store):
 
 def _uncompiled(execute: Any, sql: str, params: Any, many: bool, context: dict[str, Any]) -> Any:
     found = execute(f"{UNCOMPILED}; {sql}", params, many, context)
-    context["cursor"].nextset()
+    # psycopg2 has the last one's rows only.
+    if databases.has_libpq(context["connection"]):
+        context["cursor"].nextset()
     return found
 
 

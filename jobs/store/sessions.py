@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from django.db import connections
@@ -24,9 +25,13 @@ class Session:
     #: Raises Django's exceptions; of the wrapper that has the connection at the moment.
     wrap: Any
 
-    def __init__(self, raw: Any) -> None:
+    #: Around the last statement of a transaction, in one message.
+    BEGIN, COMMIT = "BEGIN; ", "; COMMIT"
+
+    def __init__(self, connection: Any) -> None:
         import psycopg
 
+        self.raw = raw = connection.connection
         self.cursor = psycopg.Cursor(raw)
         # A pooler tells its clients another number than the server does. The process would be anybody's by the time
         # somebody ends it, and a statement that is prepared on it is another client's.
@@ -100,13 +105,15 @@ class Session:
 
         return bytes(pq.Escaping(self.cursor.connection.pgconn).escape_literal(text.encode())).decode()
 
-    def send(self, sql: str) -> Any:
+    def send(self, sql: str) -> str | None:
         """Execute statements without values, in one message, by the shortest way there is (as psycopg, it raises).
 
         Returns:
-            psycopg.pq.PGresult: the last one's.
+            The first value that the last one found.
         """
-        return self._checked(self.cursor.connection.pgconn.exec_(sql.encode()))
+        found = self._checked(self.cursor.connection.pgconn.exec_(sql.encode()))
+        value = found.get_value(0, 0) if found.ntuples else None
+        return None if value is None else str(value.decode())
 
     def _checked(self, result: Any) -> Any:
         from psycopg import errors, pq
@@ -117,6 +124,54 @@ class Session:
                 raise errors.OperationalError(pgconn.get_error_message())
             raise errors.error_from_result(result)
         return result
+
+
+class PlainSession(Session):
+    """The same over psycopg2: it binds in the client, prepares nothing, and keeps books of its transaction itself."""
+
+    BEGIN = COMMIT = ""
+
+    def __init__(self, connection: Any) -> None:
+        self.raw, self._connection = connection.connection, connection
+        with self._execute("SELECT pg_backend_pid()") as cursor:
+            self.is_direct = cursor.fetchone()[0] == self.raw.info.backend_pid
+        self.backend = self.raw.info.backend_pid if self.is_direct else None
+
+    @contextmanager
+    def _execute(self, sql: str, values: Any = None) -> Iterator[Any]:
+        # Django's, which knows the time zone.
+        with self._connection.wrap_database_errors, self._connection.create_cursor() as cursor:
+            cursor.execute(sql, values)
+            yield cursor
+
+    def fetch(self, sql: str, values: Any) -> list[Any]:
+        with self._execute(sql, values) as cursor:
+            return list(cursor.fetchall())
+
+    def execute(self, sql: str, values: Any) -> int:
+        with self._execute(sql, values) as cursor:
+            return int(cursor.rowcount)
+
+    insert = execute
+
+    def notify(self, channel: str, payloads: Iterable[str]) -> None:
+        sql = _NOTIFY.decode().replace("$1", "%s").replace("$2", "%s")
+        self.fetch(sql, [channel, json.dumps([*payloads], ensure_ascii=False)])
+
+    def prepared(self, statement: str) -> str:
+        return ""
+
+    def literal(self, text: str) -> str:
+        from psycopg2.extensions import adapt
+
+        quoted = adapt(text)
+        quoted.prepare(self.raw)
+        return str(quoted.getquoted().decode())
+
+    def send(self, sql: str) -> str | None:
+        with self._execute(sql) as cursor:
+            row = cursor.fetchone() if cursor.description else None
+            return None if row is None or row[0] is None else str(row[0])
 
 
 def _is_green() -> bool:
@@ -130,16 +185,18 @@ def session_of(using: str) -> Session:
     if connection.connection is None:
         connection.ensure_connection()
     raw = connection.connection
-    session: Session | None = getattr(raw, "_jobs_session", None)
-    if session is None:
+    # An object of psycopg2 takes no attributes.
+    kind, owner = (Session, raw) if databases.has_libpq(connection) else (PlainSession, connection)
+    session: Session | None = getattr(owner, "_jobs_session", None)
+    if session is None or session.raw is not raw:
         with connection.wrap_database_errors:
-            session = raw._jobs_session = Session(raw)
+            session = owner._jobs_session = kind(connection)
     session.wrap = connection.wrap_database_errors
     return session
 
 
 def has_begun(connection: Any) -> bool:
-    """Whether the transaction has begun: psycopg sends BEGIN before the first statement, and not earlier."""
+    """Whether the transaction has begun: the driver sends BEGIN before the first statement, and not earlier."""
     return databases.status(connection) != databases.IDLE
 
 

@@ -16,6 +16,7 @@ from jobs.lifecycle.wakeups import ANSWERS, CHANNEL, WAITS, News, wakeup
 from jobs.lifecycle.worker_state import IDLE, worker_state
 from jobs.maintenance import clock
 from jobs.store import databases
+from jobs.store.ear import Ear
 
 #: Callers notify once in a while and keep no timer. Looks find what they enqueued since, so many seconds after.
 AFTER = (0.025, 0.06)
@@ -55,21 +56,16 @@ def _forever(run: Any, alias: str, stopping: threading.Event) -> None:
 
 def _listen(alias: str, stopping: threading.Event) -> None:
     with databases.apart(alias) as connection:
-        connection.ensure_connection()
         # Its looks go over the same connection.
         connections[alias] = connection
-        raw, told = connection.connection, list[News]()
-        raw.add_notify_handler(lambda note: told.append(News.read(note.payload)))
-        raw.execute(f"LISTEN {CHANNEL}")
+        ear = Ear(connection, CHANNEL)
         # What was sent before this moment was lost.
         _look(alias)
-        told += _heard(raw.pgconn)
-        looks: list[float] = []
+        told, looks = ear.heard(), list[float]()
         while not stopping.is_set():
             timeout = max(0.0, looks[0] - time.monotonic()) if looks else 1.0
-            select.select([raw.fileno()], [], [], 0.0 if told else timeout)
-            told += _heard(raw.pgconn)
-            heard, told[:] = [*told], []
+            select.select([ear], [], [], 0.0 if told else timeout)
+            heard, told = [News.read(text) for text in (*told, *ear.heard())], []
             now = time.monotonic()
             names, queues = {news.queue for news in heard}, worker_state.queues
             if WAITS in names:
@@ -85,7 +81,7 @@ def _listen(alias: str, stopping: threading.Event) -> None:
                 looks = [look for look in looks if look > now]
                 _look(alias)
                 # What came meanwhile was read with the answer.
-                told += _heard(raw.pgconn)
+                told = ear.heard()
 
 
 def _pauses(turn: int) -> tuple[float, ...]:
@@ -93,15 +89,6 @@ def _pauses(turn: int) -> tuple[float, ...]:
     if turn == 0:
         return AFTER
     return (turn * TURN, AFTER[1]) if turn * TURN <= AFTER[0] else (random.uniform(*AFTER),)
-
-
-def _heard(connection: Any) -> list[News]:
-    """What there is, without waiting; psycopg's own ``notifies()`` takes a hundred times as long."""
-    connection.consume_input()
-    heard = []
-    while (note := connection.notifies()) is not None:
-        heard.append(News.read(note.extra.decode()))
-    return heard
 
 
 def _look(alias: str) -> None:

@@ -25,6 +25,7 @@ from jobs.maintenance.prune import Prune
 from jobs.models import Job
 from jobs.models.values import Repr
 from jobs.store.databases import apart, side
+from jobs.store.ear import Ear
 from tests import tasks
 from tests.helpers.concurrency import Elsewhere
 from tests.helpers.gates import once_only, wait_for_file
@@ -65,13 +66,18 @@ def test_it_is_the_backend_that_the_settings_name():
     assert type(current_app.backend) is Backend
 
 
+def exists(result):
+    """``AsyncResult.exists()`` of Celery 5.7."""
+    return result.backend.task_result_exists(result.id)
+
+
 def test_a_job_that_succeeded():
     result = ended(tasks.add, 1, y=2)
     assert (result.state, result.result, result.get(timeout=5)) == ("SUCCESS", 3, 3)
     assert result.ready()
     assert result.successful()
     assert not result.failed()
-    assert result.exists()
+    assert exists(result)
     job = Job.objects.get()
     assert (result.date_done, result.traceback) == (job.finished_at, None)
     assert (result.name, result.args, result.kwargs) == ("tests.tasks.add", [1], {"y": 2})
@@ -133,7 +139,7 @@ def test_no_failure_ends_the_process_of_who_waits(how, kind):
 
 def test_a_job_on_its_way(monkeypatch):
     result = tasks.retries.delay("a", 2)
-    assert (result.state, result.info, result.exists()) == ("PENDING", None, True)
+    assert (result.state, result.info, exists(result)) == ("PENDING", None, True)
     deliver(result)
     assert (result.state, type(result.info), result.retries) == ("RETRY", celery.exceptions.Retry, 1)
     transitions.run_now(Job.objects.get().pk, "default")
@@ -206,7 +212,7 @@ def test_a_row_that_somebody_edited_is_read_all_the_same(state, values):
 def test_nothing_is_known_of_an_id_that_nobody_has():
     for key in (str(uuid.uuid4()), "no-uuid"):
         result = AsyncResult(key)
-        assert (result.state, result.result, result.exists()) == ("PENDING", None, False)
+        assert (result.state, result.result, exists(result)) == ("PENDING", None, False)
         with pytest.raises(celery.exceptions.TimeoutError):
             result.get(timeout=0.02)
 
@@ -623,12 +629,10 @@ def test_who_waits_long_is_told_of_the_end(tmp_path, monkeypatch):
         result = tasks.gated.delay("a", str(started), str(gate))
         in_body(result.id, started)
         waiter = Elsewhere(lambda: result.get(timeout=60, interval=50))
-        own.ensure_connection()
-        own.connection.execute("LISTEN jobs_ended")
+        ear = Ear(own, "jobs_ended")
 
         def is_told() -> bool:
-            tasks.noop.delay()
-            return any(True for _ in own.connection.notifies(timeout=0.5, stop_after=1))
+            return ear.hears(0.5, [tasks.noop.delay().id])
 
         wait_for(is_told, 20, "the worker knows that somebody waits")
         gate.touch()

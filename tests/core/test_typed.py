@@ -135,6 +135,7 @@ def test_mypy_knows_what_a_task_takes_and_returns(tmp_path):
 
 
 def test_pyright_knows_the_same(tmp_path):
+    pytest.importorskip("basedpyright")
     (tmp_path / "checked.py").write_text(CHECKED)
     settings = {"include": ["checked.py"], "extraPaths": [str(ROOT)], "typeCheckingMode": "standard"}
     (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))

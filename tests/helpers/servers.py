@@ -18,6 +18,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 
@@ -283,7 +284,7 @@ class Postgres(Server):
         return [*as_nobody(), *die_with_parent(str(self.binaries / "postgres"), *options)]
 
     def is_ready(self) -> bool:
-        import psycopg
+        from tests.helpers.driver import psycopg
 
         try:
             psycopg.connect(self.url, connect_timeout=2).close()
@@ -310,10 +311,11 @@ class Postgres(Server):
         subprocess.run(["bash", "-o", "pipefail", "-c", pipe], check=True)
 
     def execute(self, statement: str) -> None:
-        import psycopg
+        from tests.helpers.driver import ask, psycopg
 
-        with psycopg.connect(self.url, autocommit=True) as connection:
-            connection.execute(statement)  # type: ignore[arg-type]
+        with closing(psycopg.connect(self.url)) as connection:
+            connection.autocommit = True
+            ask(connection, statement)
 
 
 class MariaDB(Server):

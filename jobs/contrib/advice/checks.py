@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.metadata import version
 from typing import Any
 
 from celery.utils.functional import maybe_list
@@ -143,8 +142,7 @@ def _unknown_transport(url: str) -> str:
 
 @OF_WORKER.append
 def unusual(worker: Any) -> Iterator[CheckMessage]:
-    installed = {name: version(name) for name in private.TESTED}
-    if untested := [f"{name} {it}" for name, it in installed.items() if not it.startswith(f"{private.TESTED[name]}.")]:
+    if untested := private.untested():
         yield say("W022", names=", ".join(untested), tested=private.tested())
     pool = pool_of(worker)
     for alias in conf().DATABASES if pool in ("thread", "solo") else ():

@@ -19,6 +19,7 @@ from jobs.inspection import by_time, public
 from jobs.lifecycle.wakeups import CHANNEL
 from jobs.models import Job, Node, Pause, State
 from jobs.store import databases
+from jobs.store.ear import Ear
 
 #: Seconds between two looks: without a notification, and at the least. The end of a job sends none: that costs each.
 LOOK, LEAST = 1.0, 0.2
@@ -95,7 +96,8 @@ class Watch:
         while not self._is_over():
             try:
                 with ExitStack() as stack:
-                    ears = [_ear(alias, stack) for alias in conf().DATABASES if store.of(alias).has_notify]
+                    listening = [alias for alias in conf().DATABASES if store.of(alias).has_notify]
+                    ears = [Ear(stack.enter_context(databases.apart(alias)), CHANNEL) for alias in listening]
                     while not self._is_over():
                         now = look()
                         if seen and now != seen:
@@ -129,20 +131,12 @@ class Watch:
 watch = Watch()
 
 
-def _ear(alias: str, stack: ExitStack) -> Any:
-    connection: Any = stack.enter_context(databases.apart(alias))
-    connection.ensure_connection()
-    connection.connection.execute(f"LISTEN {CHANNEL}")
-    return connection.connection
-
-
-def _sleep(ears: list[Any]) -> None:
+def _sleep(ears: list[Ear]) -> None:
     """Sleep until a new job is told of, or for :data:`LOOK`."""
     time.sleep(LEAST)
     heard, _, _ = select.select(ears, [], [], LOOK - LEAST)
     for ear in heard:
-        for _ in ear.notifies(timeout=0):
-            pass
+        ear.heard()
 
 
 async def stream(since: float) -> AsyncIterator[str]:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import contextmanager
 
-import psycopg
 import pytest
 from celery import current_app, shared_task
 from celery import signals as celery_signals
 from celery.exceptions import SoftTimeLimitExceeded
 from django.db import IntegrityError, connection, transaction
-from django.test.utils import CaptureQueriesContext
 
 import jobs
 from jobs import Snooze, signals
@@ -23,8 +20,9 @@ from jobs.lifecycle import transitions
 from jobs.lifecycle.run import current_job, current_run
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job, Marker
-from jobs.store import databases, sessions
+from jobs.store import databases
 from tests import tasks
+from tests.helpers.driver import executed
 from tests.helpers.harness import effects
 from tests.models import Effect
 
@@ -183,23 +181,6 @@ def test_a_group_is_one_commit(runner, groups):
             cursor.execute(f"SELECT count(DISTINCT xmin::text) FROM ({rows}) AS rows")
             assert cursor.fetchone() == (1,)
     assert not worker_state.at_work() or worker_state.at_work()[0].batch == 0
-
-
-@contextmanager
-def executed(monkeypatch):
-    """All that is sent to the server, but BEGIN and COMMIT."""
-    found: list[str] = []
-    if connection.vendor != "postgresql":
-        with CaptureQueriesContext(connection) as queries:
-            yield found
-        found += [query["sql"] for query in queries if not query["sql"].startswith(("BEGIN", "COMMIT"))]
-        return
-    execute, send = psycopg.Cursor.execute, sessions.Session.send
-    note = lambda do: lambda self, sql, *more, **how: [found.append(str(sql)), do(self, sql, *more, **how)][1]  # noqa: E731
-    with monkeypatch.context() as patch:
-        patch.setattr(psycopg.Cursor, "execute", note(execute))
-        patch.setattr(sessions.Session, "send", note(send))
-        yield found
 
 
 @shared_task(grouped=True)

@@ -14,7 +14,6 @@ import urllib.error
 import urllib.request
 
 import kombu.exceptions
-import psycopg
 import pytest
 from celery import current_app, signals
 from django.db import DatabaseError, IntegrityError, OperationalError, connection
@@ -26,6 +25,7 @@ from jobs import signals as job_signals
 from jobs.conf import Settings
 from jobs.contrib.passing.passing import may_pass
 from jobs.models import Job
+from tests.helpers import driver
 from tests.helpers.harness import deliver
 from tests.models import Effect
 
@@ -286,7 +286,7 @@ def test_it_is_told_as_every_other_retry_is(node, make):
 def test_a_query_that_the_body_left_behind_is_its_own_failure():
     """psycopg says so without a code of the server's, as of a link that is gone."""
     exc = OperationalError("sending query failed: another command is already in progress")
-    exc.__cause__ = psycopg.OperationalError(*exc.args)
+    exc.__cause__ = driver.psycopg.OperationalError(*exc.args)
     assert not may_pass(exc)
     gone = OperationalError("consuming input failed: server closed the connection unexpectedly")
     gone.__cause__ = exc.__cause__

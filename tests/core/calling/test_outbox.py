@@ -24,6 +24,7 @@ from jobs.conf import is_ours
 from jobs.lifecycle import wakeups
 from jobs.models import Job
 from tests import tasks
+from tests.helpers import driver
 from tests.helpers.concurrency import autocommit_off, cut
 from tests.helpers.harness import effects
 
@@ -263,6 +264,7 @@ def test_the_thousandth_call_of_a_connection_keeps_what_the_first_one_keeps(auto
 def test_a_call_in_a_pipeline_of_the_driver_is_recorded():
     if connection.vendor != "postgresql":
         pytest.skip("no pipelines")
+    driver.prepares()
     for number in range(10):
         tasks.noop.delay(number)
     with transaction.atomic(), connection.cursor() as cursor:

@@ -6,15 +6,12 @@ import datetime
 import gc
 import uuid
 import weakref
-from contextlib import contextmanager
 from decimal import Decimal
 
 import celery.exceptions
-import psycopg
 import pytest
 from celery import current_app, shared_task
 from django.db import InterfaceError, OperationalError, connection, transaction
-from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from kombu import Exchange, Queue
 
@@ -26,10 +23,11 @@ from jobs.lifecycle.shown import shown
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job
 from jobs.models.values import decoded
-from jobs.store import sessions
 from jobs.worker.runner import Runner
 from tests import tasks
+from tests.helpers import driver
 from tests.helpers.concurrency import cut
+from tests.helpers.driver import executed
 from tests.helpers.harness import claim, deliver, effects, run
 from tests.models import Effect
 
@@ -57,31 +55,6 @@ def runner():
     """Claims and runs what is in the default queue, as a process of a worker does."""
     worker_state.queues = [current_app.conf.task_default_queue]
     return Runner(current_app._get_current_object(), "here")
-
-
-@contextmanager
-def executed(monkeypatch):
-    """All statements but those that begin and end a transaction, also those that do not pass through Django."""
-    statements: list[str] = []
-    if connection.vendor != "postgresql":
-        with CaptureQueriesContext(connection) as queries:
-            yield statements
-        statements += [query["sql"] for query in queries if not query["sql"].startswith(("BEGIN", "COMMIT"))]
-        return
-    execute, send = psycopg.Cursor.execute, sessions.Session.send
-
-    def note_execute(cursor, query, *values, **how):
-        statements.append(str(query))
-        return execute(cursor, query, *values, **how)
-
-    def note_send(session, sql):
-        statements.append(sql)
-        return send(session, sql)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(psycopg.Cursor, "execute", note_execute)
-        patch.setattr(sessions.Session, "send", note_send)
-        yield statements
 
 
 @pytest.mark.core
@@ -439,12 +412,12 @@ def meet_conflict(key, error):
 
 @shared_task
 def conflicting(key):
-    meet_conflict(key, psycopg.errors.DeadlockDetected())
+    meet_conflict(key, driver.DEADLOCK)
 
 
 @shared_task(autoretry_for=(Exception,), max_retries=2, default_retry_delay=0)
 def conflicting_retried(key):
-    meet_conflict(key, psycopg.errors.SerializationFailure())
+    meet_conflict(key, driver.SERIALIZATION)
 
 
 @pytest.mark.parametrize("task", [conflicting, conflicting_retried])
@@ -492,7 +465,7 @@ def holding(error):
     mine = Held()
     held.append(weakref.ref(mine))
     if error == "deadlock" and len(held) == 1:
-        raise OperationalError("in favour of another") from psycopg.errors.DeadlockDetected()
+        raise OperationalError("in favour of another") from driver.DEADLOCK
     if isinstance(error, int):
         raise Snooze(60) if error else ValueError
 
@@ -673,7 +646,7 @@ def test_a_body_that_leaves_autocommit_off_fails():
 
 @shared_task(bind=True)
 def shows_request(self):
-    return [self.request.headers["tenant"], self.request.time_limit, self.request.soft_time_limit]
+    return [self.request.headers["tenant"], *self.request.timelimit]
 
 
 def test_headers_and_limits_come_from_the_row():

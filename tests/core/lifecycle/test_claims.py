@@ -28,6 +28,7 @@ from jobs.models.fields import uuid7
 from jobs.store import postgresql, sessions
 from jobs.worker.runner import Runner
 from tests import tasks
+from tests.helpers import driver
 from tests.helpers.concurrency import Elsewhere, open_transaction
 from tests.helpers.harness import effects
 from tests.helpers.rows import make, make_node
@@ -293,8 +294,9 @@ def test_an_empty_look_from_the_place_on_goes_back_to_the_start(node, monkeypatc
 def test_after_a_job_that_came_alone_one_look_finds_nothing(node, monkeypatch):
     """A place behind it would make two of it: nothing stands there."""
     on_postgresql()
-    asked, fetch = [], sessions.Session.fetch
-    monkeypatch.setattr(sessions.Session, "fetch", lambda *args: (asked.append(args[1]), fetch(*args))[1])
+    kind = type(sessions.session_of("default"))
+    asked, fetch = [], kind.fetch
+    monkeypatch.setattr(kind, "fetch", lambda *args: (asked.append(args[1]), fetch(*args))[1])
     make()
     claimer = Claimer()
     assert claimer.claim("default", QUEUE, worker_state.node, 1)
@@ -909,6 +911,7 @@ def statements_of(action) -> list[str]:
 def test_a_plan_that_was_made_for_an_empty_table_is_given_up(node, monkeypatch):
     """The server keeps it until the statistics are renewed, which takes a minute or longer."""
     on_postgresql()
+    driver.prepares()
 
     def claim_and_succeed() -> list[str]:
         [job] = Claimer().claim("default", QUEUE, node.pk, 1)
@@ -1034,8 +1037,7 @@ def test_a_body_without_a_statement_leaves_no_warning_in_the_servers_log(runner)
         pytest.skip("PostgreSQL only")
     call(tasks.noop)
     connection.ensure_connection()
-    told = []
-    connection.connection.add_notice_handler(lambda notice: told.append(notice.message_primary))
+    told = driver.notices(connection.connection)
     assert runner.run_batch()
     assert Job.objects.get().state == "succeeded"
     assert told == []

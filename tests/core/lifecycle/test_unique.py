@@ -6,7 +6,6 @@ import threading
 import time
 import uuid
 
-import psycopg
 import pytest
 from celery import shared_task
 from django.core.management import CommandError, call_command
@@ -21,6 +20,7 @@ from jobs.models import Job
 from tests import tasks
 from tests.conftest import not_installed
 from tests.faults.database import use
+from tests.helpers import driver
 from tests.helpers.concurrency import Elsewhere, open_transaction, somebody_waits
 from tests.helpers.harness import claim, database_url, deliver, effects
 from tests.helpers.rows import ERROR
@@ -310,10 +310,10 @@ def test_behind_a_pooler_other_clients_keep_their_bounds(node):
                 cursor.execute("SHOW lock_timeout")
                 assert cursor.fetchone() == ("0",)
             connection.close()
-            clients = [psycopg.connect(pooler.url) for _ in range(6)]
+            clients = [driver.psycopg.connect(pooler.url) for _ in range(6)]
             for client in clients:
                 # Each in a transaction, so that each has a server process of its own.
-                assert client.execute("SHOW lock_timeout").fetchone() == ("0",)
+                assert driver.ask(client, "SHOW lock_timeout") == ("0",)
             for client in clients:
                 client.close()
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import threading
 import time
 import uuid
@@ -18,8 +19,10 @@ from jobs.lifecycle.wakeups import News, Wakeup
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job
 from jobs.store import databases, sessions
+from jobs.store.ear import Ear
 from jobs.worker import listener
 from tests import tasks
+from tests.helpers import driver
 from tests.helpers.concurrency import Elsewhere
 from tests.helpers.servers import fair, wait_for
 
@@ -35,15 +38,23 @@ def _never_rung():
     wakeups._notified.clear()
 
 
+def _after(seconds, ear):
+    """What it has heard by then; nobody says that no more comes."""
+    told, end = ear.heard(), time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        select.select([ear], [], [], left)
+        told += ear.heard()
+    return told
+
+
 @pytest.fixture
 def heard():
     """What a listener hears until it is asked."""
     if connection.vendor != "postgresql":
         pytest.skip("nobody rings elsewhere")
     with databases.apart("default") as other:
-        other.ensure_connection()
-        other.connection.execute(f"LISTEN {wakeups.CHANNEL}")
-        yield lambda: [News.read(note.payload).queue for note in other.connection.notifies(timeout=0.1)]
+        ear = Ear(other, wakeups.CHANNEL)
+        yield lambda: [News.read(text).queue for text in _after(0.1, ear)]
 
 
 def test_a_commit_tells_the_names_of_its_queues_and_no_more(heard):
@@ -94,13 +105,14 @@ def test_a_ring_is_a_statement_of_its_own_after_the_commit(monkeypatch):
     if connection.vendor != "postgresql":
         pytest.skip("nobody rings elsewhere")
     sent = []
-    notify = sessions.Session.notify
+    kind = type(sessions.session_of("default"))
+    notify = kind.notify
 
     def note(session, channel, payloads):
-        sent.append((channel, payloads, connection.connection.pgconn.transaction_status))
+        sent.append((channel, payloads, databases.status(connection)))
         notify(session, channel, payloads)
 
-    monkeypatch.setattr(sessions.Session, "notify", note)
+    monkeypatch.setattr(kind, "notify", note)
     with transaction.atomic():
         tasks.effect.delay("a")
         assert not sent
@@ -110,6 +122,7 @@ def test_a_ring_is_a_statement_of_its_own_after_the_commit(monkeypatch):
 
 def test_what_is_told_stands_beside_the_statement(heard, node):
     """``pg_stat_statements`` would keep a statement for each job whose end is told."""
+    driver.prepares()
     worker_state.answers_until = time.monotonic() + 60
 
     def asked() -> str:
@@ -283,12 +296,11 @@ def test_news_are_read_as_they_were_told(heard):
         news = News(name, 3, 2**63 - 1)
         assert News.read(str(news)) == news
     with databases.apart("default") as other:
-        other.ensure_connection()
-        other.connection.execute(f"LISTEN {wakeups.CHANNEL}")
+        ear = Ear(other, wakeups.CHANNEL)
         with transaction.atomic():
             tasks.noop.delay_many([(number,) for number in range(7)])
             tasks.noop.apply_async(queue="mail")
-        told = [News.read(note.payload) for note in other.connection.notifies(timeout=0.1)]
+        told = [News.read(text) for text in _after(0.1, ear)]
     assert {news.queue: news.jobs for news in told} == {queue(): 7, "mail": 1}
 
 

@@ -11,7 +11,6 @@ import sys
 
 import pytest
 from celery import current_app
-from celery.concurrency.prefork import _is_ack_callback
 from django.conf import settings
 from django.core.checks import run_checks
 from django.db import connection
@@ -194,6 +193,10 @@ def test_a_server_dies_with_the_process_that_started_it(redis_server):
 
 def test_the_pool_knows_our_acknowledgements():
     """While it stops it lets out only what it takes for one, and keeps the others until all bodies have ended."""
+    from celery.concurrency import prefork
+
+    if not hasattr(prefork, "_is_ack_callback"):
+        pytest.skip("this Celery lets out everything")
     message = Message(body="", channel=None)
     for action in (message.ack_log_error, message.reject_log_error):
-        assert _is_ack_callback(promise(_despite_leftovers(action)))
+        assert prefork._is_ack_callback(promise(_despite_leftovers(action)))

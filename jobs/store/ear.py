@@ -1,0 +1,56 @@
+"""What a session of PostgreSQL hears by LISTEN, whichever driver it has."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Container
+from typing import Any
+
+from jobs.store import databases
+
+
+class Ear:
+    """Parameters:
+    connection: in autocommit mode, and nobody else's; it may be asked other things meanwhile.
+    """
+
+    def __init__(self, connection: Any, channel: str) -> None:
+        connection.ensure_connection()
+        self._connection, self._raw = connection, connection.connection
+        self._kept: list[str] = []
+        self._has_libpq = databases.has_libpq(connection)
+        if self._has_libpq:
+            # What comes with an answer. psycopg2 keeps it itself.
+            self._raw.add_notify_handler(lambda note: self._kept.append(note.payload))
+        self.execute(f"LISTEN {channel}")
+
+    def execute(self, sql: str) -> None:
+        with self._connection.cursor() as cursor:
+            cursor.execute(sql)
+
+    def fileno(self) -> int:
+        """To wait for, by ``select`` or ``poll``."""
+        return int(self._raw.fileno())
+
+    def heard(self) -> list[str]:
+        """The payloads that there are, without waiting; psycopg's own ``notifies()`` takes a hundred times as long."""
+        heard, self._kept = self._kept, []
+        with self._connection.wrap_database_errors:
+            if self._has_libpq:
+                self._raw.pgconn.consume_input()
+                while (note := self._raw.pgconn.notifies()) is not None:
+                    heard.append(note.extra.decode())
+            else:
+                self._raw.poll()
+                heard += [note.payload for note in self._raw.notifies]
+                self._raw.notifies.clear()
+        return heard
+
+    def hears(self, seconds: float, wanted: Container[str]) -> bool:
+        """Whether one of these payloads comes within so many seconds."""
+        deadline = time.monotonic() + seconds
+        while not any(payload in wanted for payload in self.heard()):
+            if not select.select([self], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                return False
+        return True
