@@ -33,7 +33,8 @@ def main() -> int:
     options = _parser().parse_args()
     words = options.faults.split(",")
     kinds = [kind for word, part in KINDS.items() for kind in part if "all" in words or word in words]
-    plan = {name: getattr(options, name) for name in ("processes", "hours", "seed", "rate", "length", "often")}
+    names = "processes", "hours", "seed", "rate", "length", "often", "until_idle"
+    plan = {name: getattr(options, name) for name in names}
     found = []
     for nodes in options.nodes:
         found.append(run({**plan, "nodes": nodes, "kinds": kinds}, is_quiet=not options.verbose))
@@ -69,6 +70,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--length", type=float, default=2.0, help="seconds of a body, on average (2)")
     parser.add_argument("--faults", default="all", help=f"all, none, or some of {','.join(KINDS)} (all)")
     parser.add_argument("--often", type=float, default=1.0, help="how many times as often as usual they happen (1)")
+    parser.add_argument(
+        "--no-end", dest="until_idle", action="store_false", help="do not wait until all jobs have ended: only count"
+    )
     parser.add_argument("--json", action="store_true", help="print all figures, and the most expensive statements")
     parser.add_argument("--svg", type=Path, help="draw how statements and CPU grow with the nodes, into this file")
     parser.add_argument("--verbose", action="store_true", help="show what the workers log")

@@ -62,7 +62,7 @@ def run(plan: dict[str, Any]) -> dict[str, Any]:
         timezone.now = lambda: now() if world.actor is None else world.moment()
         node.prepare()
         world.is_importing = False
-        kept = ("nodes", "processes", "rate", "length", "often")
+        kept = ("nodes", "processes", "rate", "length", "often", "until_idle")
         cluster = Cluster(postgres, url, kinds=tuple(plan["kinds"]), **{name: plan[name] for name in kept})
         return {"seed": plan["seed"], **cluster.run(plan["hours"])}
     finally:

@@ -10,7 +10,16 @@ from simulation.report import is_broken, lines
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(300)]
 
 #: Each kind of fault, often: two nodes of two processes, for half a minute.
-PLAN = {"nodes": 2, "processes": 2, "hours": 0.008, "rate": 0.7, "length": 2.0, "often": 60.0, "seed": 3}
+PLAN = {
+    "nodes": 2,
+    "processes": 2,
+    "hours": 0.008,
+    "rate": 0.7,
+    "length": 2.0,
+    "often": 60.0,
+    "seed": 3,
+    "until_idle": True,
+}
 EVERY = [kind for part in KINDS.values() for kind in part]
 
 

@@ -27,6 +27,9 @@ LEAST = 8
 PART = 0.10
 NOISE = {"memory": 3 * 2**20, "files": 3.0, "connections": 3.0, "bytes": 2 * 2**20, "rows": 300.0}
 
+#: What holds less than that is left out of the report.
+EMPTY = {"bytes": 2.0**18, "rows": 10.0}
+
 #: Tables that grow by design, and why.
 GROWS = {
     "jobs_effect": "the ledger of external calls is never pruned",
@@ -137,7 +140,7 @@ def sample(samples: Samples, at: float, workers: Iterable[Worker]) -> None:
 
 
 def table(samples: Samples) -> str:
-    """For the report: of the processes of each role the one that adds most, and each table."""
+    """For the report: of the processes of each role the one that adds most, and each table that holds something."""
     rows: dict[tuple[str, str], Series] = {}
     for each in samples.series():
         if len(each.points) < LEAST:
@@ -147,9 +150,10 @@ def table(samples: Samples) -> str:
             rows[key] = each
     lines = ["| what | of | samples | median of the second half | surely added in it | |", "|---|---|--:|--:|--:|---|"]
     for (kind, role), each in rows.items():
-        says = GROWS.get(each.name) or ("**grows**" if each.grows else "")
-        values = [_shown(value, kind) for value in (each.median, max(0.0, each.growth))]
-        lines.append(f"| {kind} | {role} | {len(each.points)} | {' | '.join(values)} | {says} |")
+        if each.median > EMPTY.get(kind, 0.0):
+            says = GROWS.get(each.name) or ("**grows**" if each.grows else "")
+            values = [_shown(value, kind) for value in (each.median, max(0.0, each.growth))]
+            lines.append(f"| {kind} | {role} | {len(each.points)} | {' | '.join(values)} | {says} |")
     return "\n".join(lines)
 
 
