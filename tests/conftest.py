@@ -40,9 +40,9 @@ hypothesis_settings.load_profile("jobs")
 def pytest_addoption(parser) -> None:
     parser.addoption(
         "--faults",
-        choices=("quick", "rotate", "all", "bounds"),
-        help="also run tests/faults: the quick ones, each in one cell, each in every cell, or the bounds with default "
-        "clocks (default: not at all, rotate if tests/faults is named)",
+        choices=("quick", "rotate", "all", "bounds", "soak"),
+        help="also run tests/faults: the quick ones, each in one cell, each in every cell, the bounds with default "
+        "clocks, or hours of all features (default: not at all, rotate if tests/faults is named)",
     )
     parser.addoption("--screenshots", metavar="DIRECTORY", help="where tests/browser leaves the pictures of docs/")
 

@@ -132,7 +132,7 @@ class Store:
     """One database in which jobs live."""
 
     #: SQL for "now", as a column holds it.
-    now = "CURRENT_TIMESTAMP"
+    now = "statement_timestamp()"
 
     #: NOTIFY and LISTEN reach other sessions. Without them workers look for new jobs.
     has_notify = False

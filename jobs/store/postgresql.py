@@ -131,7 +131,7 @@ RANKS = range(-9, 10)
 FIRST = f"SELECT 1 FROM jobs_job WHERE state = 'ready' AND held IS NULL AND queue = own ORDER BY {BY_ORDER} LIMIT 1"
 NEW_FIRST = f"""SELECT 1 FROM unnest(ARRAY{[*RANKS]}::smallint[]) AS its CROSS JOIN LATERAL (
         SELECT 1 FROM jobs_job WHERE state = 'ready' AND held IS NULL AND queue = own AND rank = its
-        AND run_at >= CURRENT_TIMESTAMP - interval '{COMMITTED_WITHIN} s' ORDER BY run_at, id LIMIT 1
+        AND run_at >= statement_timestamp() - interval '{COMMITTED_WITHIN} s' ORDER BY run_at, id LIMIT 1
     ) AS found LIMIT 1"""
 
 #: Those of some queues in which one waits: a step for each, and one plan whatever they are.

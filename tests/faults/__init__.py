@@ -17,6 +17,7 @@ holds words of the scenario's id, for a guard that only some of its cells need.
     pytest tests/faults --faults=all      in every cell in which it can occur, also the long ones, and in each manner
     pytest tests/faults --faults=quick    the selection for every push
     pytest tests/faults --faults=bounds   the bounds that users are told, with default clocks; prints their table
+    pytest tests/faults --faults=soak     hours with all features and faults from a seed, in which nothing grows
     JOBS_TEST_CLOCKS=default pytest ...   with the clocks that users get
     python -m tests.faults.unguarded      take each guard out and see its scenario fail; -k EXPR, --list
 

@@ -39,7 +39,7 @@ def pytest_generate_tests(metafunc) -> None:
     marks = {mark.name: mark.args for mark in metafunc.definition.iter_markers()}
     databases = [name for name in marks.get("databases", ("postgres",)) if name != "mariadb"]
     cells = list(product(databases, marks.get("brokers", tuple(BROKERS))))
-    if faults_mode(metafunc.config) not in ("all", "bounds"):
+    if faults_mode(metafunc.config) not in ("all", "bounds", "soak"):
         cells = [cells[_turn(metafunc) % len(cells)]]
     params = [pytest.param(cell, id="-".join(cell)) for cell in cells]
     if "mariadb" in marks.get("databases", ()):
@@ -66,7 +66,7 @@ def pytest_collection_modifyitems(config, items) -> None:
         for item in ours
         if (mode == "quick" and item.get_closest_marker("quick") is None)
         or (mode != "all" and any(item.get_closest_marker(name) for name in ("long", "again")))
-        or (mode == "bounds") != (item.get_closest_marker("bounds") is not None)
+        or any((mode == name) != (item.get_closest_marker(name) is not None) for name in ("bounds", "soak"))
     ]
     if left:
         items[:] = [item for item in items if item not in left]

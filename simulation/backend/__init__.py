@@ -1,0 +1,1 @@
+"""Django's backend for PostgreSQL, whose connections belong to simulated processes."""

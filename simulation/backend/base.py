@@ -1,0 +1,255 @@
+"""Connections as the cluster has them, over fewer that are real.
+
+A process that runs jobs, and a caller, has a connection of its own to the server, with a session and a transaction of
+its own. A supervisor's is real only while it works: in between no transaction of it is open. The database's clock is a
+setting of the session, ``jobs.now``, which the schema's own ``statement_timestamp()`` reads.
+"""
+
+from __future__ import annotations
+
+import datetime
+from types import SimpleNamespace
+from typing import Any
+
+import psycopg
+from django.db.backends.postgresql import base
+
+from simulation.world import EPOCH, Actor, Pipe, wait_for, world
+
+#: Seconds until a notification has reached a node: the least and the most.
+DELAY = (0.0002, 0.002)
+
+IDLE = psycopg.pq.TransactionStatus.IDLE
+
+
+class Server:
+    """What the cluster's processes see of the one server."""
+
+    def __init__(self) -> None:
+        self.is_up = True
+        #: Grows with each failover: what was open before is broken.
+        self.term = 0
+        self._pool: list[Any] = []
+        self._broken: Any = None
+        self.listening: list[Listening] = []
+        #: Hears the notifications of all, and hands them on.
+        self.ear: Any = None
+        self.has_notified = False
+        self.open = self.most_open = self.notifications = self.heard = 0
+
+    def broken(self) -> Any:
+        return self._broken
+
+    def start(self, url: str) -> None:
+        self._pool.clear()
+        self.ear = psycopg.connect(url, autocommit=True)
+        self.ear.add_notify_handler(self._hear)
+        self.ear.execute("LISTEN jobs_wakeup")
+        self._broken = self._broken or psycopg.connect(url)
+        self._broken.close()
+
+    def fail(self) -> None:
+        """All connections are broken, and no new one is to be had, until :meth:`start`."""
+        self.is_up = False
+        self.term += 1
+        for raw in [*self._pool, self.ear]:
+            raw.close()
+        self._pool.clear()
+        for each in [*self.listening]:
+            each.pipe.write(b".")
+
+    def lend(self) -> Any:
+        return self._pool.pop() if self._pool else None
+
+    def take_back(self, raw: Any) -> None:
+        self._pool.append(raw)
+
+    def terminate(self, raw: Any) -> None:
+        """The server's process is gone when this returns, and its transaction with it."""
+        pid = raw.info.backend_pid if not raw.closed else 0
+        raw.close()
+        if pid and self.is_up:
+            self.ear.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
+
+    def hand_on(self, actor: Actor) -> None:
+        """After each piece of work: its notifications reach all that listen, a moment later."""
+        for link in list(actor.links):
+            link.put_back()
+        if not self.has_notified or not self.is_up:
+            return
+        self.has_notified = False
+        # With its answer the server sends what it has to tell.
+        self.ear.execute("SELECT 1")
+
+    def _hear(self, note: Any) -> None:
+        self.notifications += 1
+        for each in self.listening:
+            delay = world.random.uniform(*DELAY)
+            world.at(world.now + delay, lambda each=each: each.hear(SimpleNamespace(extra=note.payload.encode())))
+
+
+server = Server()
+
+
+class Listening:
+    """What the listener of a supervisor uses of psycopg's connection, beside the statements."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self.pipe = Pipe()
+        self.pgconn = self
+        self._notes: list[Any] = []
+
+    def add_notify_handler(self, handler: Any) -> None:
+        pass
+
+    def execute(self, sql: str, *values: Any) -> Any:
+        if sql.startswith("LISTEN"):
+            server.listening.append(self)
+        return self._link.raw().execute(sql, *values)
+
+    def hear(self, note: Any) -> None:
+        if self in server.listening and not self._link.is_broken:
+            server.heard += 1
+            self._notes.append(note)
+            self.pipe.write(b".")
+
+    def fileno(self) -> Any:
+        return self.pipe
+
+    def consume_input(self) -> None:
+        if self.pipe.data:
+            self.pipe.read(1 << 16)
+        if self._link.is_broken:
+            raise psycopg.OperationalError("server closed the connection unexpectedly")
+
+    def notifies(self) -> Any:
+        return self._notes.pop(0) if self._notes else None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._link.raw().pgconn if name == "transaction_status" else self._link.raw(), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("_link", "pipe", "pgconn", "_notes"):
+            self.__dict__[name] = value
+        else:
+            setattr(self._link.raw(), name, value)
+
+
+class Link:
+    """A connection of an actor."""
+
+    def __init__(self, actor: Actor, raw: Any) -> None:
+        self.actor, self._raw = actor, raw
+        self._term = server.term
+        self.is_own = actor.process.name in ("child", "caller")
+        self._is_cut = False
+        self.listening = Listening(self) if actor.name.startswith("jobs-listen") else None
+        actor.links.append(self)
+        server.open += 1
+        server.most_open = max(server.most_open, server.open)
+
+    @property
+    def is_broken(self) -> bool:
+        node = self.actor.process.node
+        self._is_cut |= node is not None and node.is_cut
+        return self._is_cut or self._term != server.term
+
+    def raw(self) -> Any:
+        if self.is_broken:
+            return server.broken()
+        if self._raw is None:
+            self._raw = server.lend() or connect(self.actor)
+        set_clock(self._raw)
+        return self._raw
+
+    def put_back(self) -> None:
+        """Nobody works over it at the moment."""
+        raw = self._raw
+        if raw is None or self.is_own or raw.closed or self.is_broken:
+            return
+        if raw.pgconn.transaction_status == IDLE:
+            self._raw = None
+            server.take_back(raw)
+
+    def abandon(self) -> None:
+        if self not in self.actor.links:
+            return
+        self.actor.links.remove(self)
+        server.open -= 1
+        if self.listening in server.listening:
+            server.listening.remove(self.listening)
+        raw, self._raw = self._raw, None
+        if raw is None:
+            return
+        if not self.is_own and self._term == server.term and raw.pgconn.transaction_status == IDLE and not raw.closed:
+            server.take_back(raw)
+        else:
+            server.terminate(raw)
+
+
+def set_clock(raw: Any) -> None:
+    """The session's clock is the simulated one; a rollback takes back what was set in its transaction."""
+    now = EPOCH + world.now + world.database_ahead
+    status = raw.pgconn.transaction_status
+    if (getattr(raw, "_sim_now", None) == now and (status != IDLE or not raw._sim_inside)) or status not in (0, 2):
+        return
+    moment = datetime.datetime.fromtimestamp(now, datetime.UTC).isoformat()
+    if raw.pgconn.exec_(f"SET jobs.now = '{moment}'".encode()).status == psycopg.pq.ExecStatus.COMMAND_OK:
+        raw._sim_now, raw._sim_inside = now, status != IDLE
+
+
+class DatabaseWrapper(base.DatabaseWrapper):
+    _link: Any = None
+
+    def get_new_connection(self, conn_params: Any) -> Any:
+        actor = world.actor
+        if actor is None:
+            raw = super().get_new_connection(conn_params)
+            set_clock(raw)
+            return raw
+        node = actor.process.node
+        if not server.is_up or (node is not None and node.is_cut):
+            raise psycopg.OperationalError("connection failed: Connection refused")
+        is_own = actor.process.name in ("child", "caller")
+        self.isolation_level = base.IsolationLevel.READ_COMMITTED
+        raw = (None if is_own else server.lend()) or super().get_new_connection(conn_params)
+        return Link(actor, raw)
+
+    @property
+    def connection(self) -> Any:
+        link = self._link
+        if not isinstance(link, Link):
+            if link is not None and not link.closed:
+                set_clock(link)
+            return link
+        raw = link.raw()
+        return link.listening if link.listening is not None and raw is not server.broken() else raw
+
+    @connection.setter
+    def connection(self, value: Any) -> None:
+        if value is None or isinstance(value, Link) or world.actor is None:
+            self._link = value
+
+    def _close(self) -> None:
+        if isinstance(self._link, Link):
+            self._link.abandon()
+        elif self._link is not None:
+            super()._close()
+
+
+def connect(actor: Actor) -> Any:
+    """A real connection for one whose own was put back."""
+    from django.db import connections
+
+    wrapper = connections["default"]
+    raw = base.DatabaseWrapper.get_new_connection(wrapper, wrapper.get_connection_params())
+    raw.autocommit = True
+    return raw
+
+
+def select(read: Any, write: Any, other: Any, timeout: float | None = None) -> Any:
+    """``select.select`` for simulated pipes."""
+    pipes = [each if isinstance(each, Pipe) else each.fileno() for each in read]
+    ready = wait_for(pipes, timeout)
+    return [each for each, pipe in zip(read, pipes, strict=True) if pipe in ready], [], []
