@@ -161,7 +161,7 @@ class Extension:
         return {}
 
     def other(self, what: Any) -> Any:
-        """What is no job, and has an id like a job's: by the id, or the row; a ``public.Other``."""
+        """What is no job, and has an id like a job's: by the id, or the row; a ``view.Other``."""
         return None
 
     def reasons(self, view: Any) -> Iterable[Any]:

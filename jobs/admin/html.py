@@ -18,8 +18,8 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from jobs import extensions
-from jobs.inspection import public
 from jobs.inspection.times import duration
+from jobs.inspection.view import other
 from jobs.lifecycle.shown import shown
 from jobs.models import Job, State, label_of
 from jobs.models.values import scrub
@@ -137,8 +137,8 @@ def link_to(row: Model, key: uuid.UUID | None) -> str:
     job = Job.objects.using(row._state.db).filter(pk=key).only("id", "task", "state").first()
     if job is not None:
         return format_html("{} ({})", link(f"{job.task} {key}", "job_change", key), State(job.state).label)
-    if (other := public.other(key, "page")) is not None and other.row._state.db == row._state.db:
-        return link(*other.page)
+    if (found := other(key, "page")) is not None and found.row._state.db == row._state.db:
+        return link(*found.page)
     return gettext("%(id)s (not a job here, or deleted)") % {"id": key}
 
 

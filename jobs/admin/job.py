@@ -24,9 +24,8 @@ from jobs.admin.html import NOTHING, column
 from jobs.admin.operate import OperableAdmin
 from jobs.calling.options import says_how_to_retry
 from jobs.conf import celery_app, conf
-from jobs.inspection import public
 from jobs.inspection.times import duration
-from jobs.inspection.view import View, look_up
+from jobs.inspection.view import View, look_up, progress_of
 from jobs.lifecycle.shown import shown
 from jobs.lifecycle.transitions import NEVER, due_at
 from jobs.models import WAITING, Job, State
@@ -185,7 +184,7 @@ class JobAdmin(OperableAdmin):
         """Add the progress of those that run."""
         super().look_at(rows)
         running = [job for job in rows if job.state == State.RUNNING]
-        found = public.said(running)
+        found = progress_of(running)
         for job in running:
             job.progress = found.get(job.pk)
 

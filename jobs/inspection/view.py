@@ -1,17 +1,18 @@
-"""What is known about a job and the world around it; and what a reason is that follows from it."""
+"""What is known about a job and the world around it, and what a reason is that follows from it; and about its like."""
 
 from __future__ import annotations
 
 import datetime
 import math
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from django.db.models import QuerySet, Subquery
 from django.db.models.functions import Now
 
+from jobs import extensions
 from jobs.conf import loaded_app
 from jobs.conf.logs import logger
 from jobs.idempotency import locks
@@ -150,3 +151,28 @@ class View:
             # The project's code makes the key, perhaps of arguments that are older than the code.
             logger.debug("the lock of a job is not known here", exc_info=True, extra={"action": "lock_unknown"})
             return None
+
+
+class Other(NamedTuple):
+    """What has an id like a job's, and is none (``Extension.other``)."""
+
+    row: Any
+    #: Its page: the label of a link, the name of the URL, and its values.
+    page: tuple[Any, ...]
+    #: How far it is, as ``contrib/progress`` tells it of a job; and why it has not ended. None: it has no end.
+    shown: Callable[[], dict[str, Any]] | None = None
+    reasons: Callable[[], Iterable[Any]] | None = None
+
+
+def other(what: Any, part: str) -> Other | None:
+    """The extension's row of this id, if it has that part."""
+    found = (look(what) for look in extensions.through("other"))
+    return next((each for each in found if each is not None and getattr(each, part) is not None), None)
+
+
+def progress_of(jobs: Iterable[Job], is_veiled: bool = True) -> dict[uuid.UUID, Any]:
+    """What the last run of each has said of how far it is, as people may see it."""
+    found: dict[uuid.UUID, Any] = {}
+    for progress in extensions.through("progress"):
+        found |= (progress.of if is_veiled else progress.as_said)(jobs)
+    return found

@@ -11,8 +11,7 @@ from django.utils.translation import gettext, ngettext
 
 from jobs.contrib.batches.batch import counts
 from jobs.contrib.batches.models import Batch
-from jobs.inspection.public import Other
-from jobs.inspection.view import Reason
+from jobs.inspection.view import Other, Reason
 from jobs.models import ENDED, LIVE, UNSUCCESSFUL, Job, State
 from jobs.store import databases
 

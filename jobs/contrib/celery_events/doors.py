@@ -11,7 +11,7 @@ from jobs.doors import Extension
 
 def _on_init(sender: Any = None, **kwargs: Any) -> None:
     # The pipe is made here, before the worker forks.
-    from jobs.contrib.celery_events.step import ForwardStep
+    from jobs.contrib.celery_events.pipe import ForwardStep
 
     if sender is not None:
         sender.app.steps["consumer"].add(ForwardStep)

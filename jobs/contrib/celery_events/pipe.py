@@ -11,13 +11,16 @@ import select
 import time
 from typing import Any
 
-from celery import states
+from celery import bootsteps, states
 from celery.utils.saferepr import saferepr
 
 from jobs.lifecycle.run import Run
 from jobs.lifecycle.shown import Shown, shown
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models.values import safe_repr
+
+#: Seconds between two looks for events of jobs.
+FORWARD = 0.5
 
 _reader, _writer = os.pipe()
 os.set_blocking(_reader, False)
@@ -78,3 +81,19 @@ def forward(dispatcher: Any) -> None:
             for line in lines:
                 fields = json.loads(line)
                 dispatcher.send(fields.pop("type"), **fields)
+
+
+class ForwardStep(bootsteps.StartStopStep):
+    """In the worker's main process, as long as it has a connection."""
+
+    requires = ("celery.worker.consumer:Connection", "celery.worker.consumer:Events")
+    timer: Any = None
+
+    def start(self, c: Any) -> None:
+        # The dispatcher is another one after each connection.
+        self.timer = c.timer.call_repeatedly(FORWARD, lambda: forward(c.event_dispatcher))
+        forward(c.event_dispatcher)
+
+    def stop(self, c: Any) -> None:
+        if self.timer is not None:
+            c.timer.cancel(self.timer)

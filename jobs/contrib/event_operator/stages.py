@@ -14,8 +14,7 @@ from jobs.conf import conf
 from jobs.contrib.event_operator.store import handled
 from jobs.events.models import PARKED, UNRELAYED, UNSENT, Event, Subscription
 from jobs.inspection.counts import MOST, at_least
-from jobs.inspection.public import Other
-from jobs.inspection.view import Reason, View
+from jobs.inspection.view import Other, Reason, View
 from jobs.models import LIVE, Job, State
 from jobs.models.fields import time_of
 from jobs.store import databases

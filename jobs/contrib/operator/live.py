@@ -15,7 +15,8 @@ from django.db.models import Count, Sum
 from jobs import store
 from jobs.conf import conf
 from jobs.conf.logs import logger
-from jobs.inspection import by_time, public
+from jobs.inspection import by_time
+from jobs.inspection.view import progress_of
 from jobs.lifecycle.wakeups import CHANNEL
 from jobs.models import Job, Node, Pause, State
 from jobs.store import databases
@@ -45,7 +46,7 @@ def look() -> list[Any]:
             jobs.filter(state=State.SCHEDULED).order_by("run_at").values_list("run_at").first(),
             running.aggregate(Count("pk"), Sum("lease")),
             [(job.pk, job.lease) for job in oldest],
-            public.said(oldest, is_veiled=False),
+            progress_of(oldest, is_veiled=False),
             list(Pause.objects.using(alias).order_by("queue").values_list("queue")),
         ]
     nodes = Node.objects.using(databases.home()).filter(dead_at=None).order_by("pk")

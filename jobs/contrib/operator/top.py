@@ -12,9 +12,9 @@ from django.utils import timezone
 from jobs.conf.logs import visible
 from jobs.contrib.operator.figures import Dashboard
 from jobs.contrib.operator.problems import sentence
-from jobs.inspection import public
 from jobs.inspection.counts import at_least
 from jobs.inspection.times import duration
+from jobs.inspection.view import progress_of
 from jobs.management.console.base import LOOK, JobsCommand, option, subcommand
 from jobs.models import ENDED, LIVE
 from jobs.operations.selection import DIGITS
@@ -99,7 +99,7 @@ def frame(out: JobsCommand, board: Dashboard) -> list[str]:
     if queues:
         head = ["queue", "ready", "running", "scheduled", "oldest", "in/min", "out/min", "workers"]
         lines += ["", *out.drawn(head, queues, fits=True).splitlines()]
-    names, said = {node["id"]: node["hostname"] for node in found["nodes"]}, public.said(board.running)
+    names, said = {node["id"]: node["hostname"] for node in found["nodes"]}, progress_of(board.running)
     running = [
         [
             str(job.pk)[-DIGITS:], job.task.rpartition(".")[2], duration(job.age.total_seconds()),

@@ -5,7 +5,7 @@ from typing import Any
 
 from django.core.signing import BadSignature, Signer
 
-from jobs.inspection.public import other, said
+from jobs.inspection.view import other, progress_of
 from jobs.models import ENDED, Job, State
 from jobs.models.values import parse_uuid
 from jobs.store import databases
@@ -18,7 +18,7 @@ def of(each: Any) -> dict[str, Any]:
     if not isinstance(each, Job):
         found: Any = other(each, "shown")
         return dict(found.shown())
-    told, state = said([each]).get(each.pk), State(each.state)
+    told, state = progress_of([each]).get(each.pk), State(each.state)
     return {
         "state": state.value,
         "percent": 100 if state == State.SUCCEEDED else told and told.percent,

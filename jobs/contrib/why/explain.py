@@ -11,8 +11,7 @@ from django.utils.translation import gettext
 from jobs import extensions
 from jobs.conf import conf
 from jobs.contrib.why import ended, running, waiting
-from jobs.inspection.public import other
-from jobs.inspection.view import Reason, View, look_up
+from jobs.inspection.view import Reason, View, look_up, other
 from jobs.models import State
 
 

@@ -10,7 +10,8 @@ from django.core.management.base import CommandError
 from django.utils import timezone
 
 from jobs.conf import conf
-from jobs.inspection import by_time, public
+from jobs.inspection import by_time
+from jobs.inspection.view import progress_of
 from jobs.lifecycle.shown import shown, veil
 from jobs.lifecycle.transitions import due_at
 from jobs.management.console.base import ID, LIMIT, LOOK, JobsCommand, local, option, subcommand
@@ -82,7 +83,7 @@ def show(out: JobsCommand, args: Namespace) -> None:
     veil([job])
     seen = shown(job)
     found = as_dict(job, args=seen.args, kwargs=seen.kwargs, result=seen.result, errors=job.errors, cursor=seen.cursor)
-    said = public.said([job]).get(job.pk)
+    said = progress_of([job]).get(job.pk)
     found["progress"] = said and {**said._asdict(), "percent": said.percent}
     if job.node_id and (node := Node.objects.using(using).filter(pk=job.node_id).first()) is not None:
         found["node"] = str(node)
@@ -114,7 +115,7 @@ def _follow(out: JobsCommand, key: uuid.UUID) -> None:
     """Write a line for each change of the state or the progress."""
     line = None
     while (job := databases.first(Job.objects.filter(pk=key))) is not None:
-        before, line = line, f"{job.state} {public.said([job]).get(key) or ''}".rstrip()
+        before, line = line, f"{job.state} {progress_of([job]).get(key) or ''}".rstrip()
         if line != before:
             out.say(line)
         if job.state in ENDED:

@@ -26,8 +26,8 @@ from jobs.contrib.operator.models import Overview
 from jobs.contrib.operator.problem import INFO, Kind, Link
 from jobs.contrib.operator.problems import kinds, sentence
 from jobs.contrib.operator.statistics import HOUR, spent
-from jobs.inspection import public
 from jobs.inspection.counts import at_least
+from jobs.inspection.view import progress_of
 from jobs.models import LIVE, Job, State
 from jobs.models.values import parse_uuid
 from jobs.operations.actions import OPERATIONS
@@ -61,7 +61,7 @@ class OverviewAdmin(ReadOnlyAdmin):
         hidden = {name for name, kind in known.items() if kind.permission and not may(request, kind.permission)}
         problems = [each for each in board.problems if each.kind not in hidden]
         faults = [each for each in checks.run_checks(tags=["jobs"]) if not each.is_silenced()]
-        said = public.said(board.running)
+        said = progress_of(board.running)
         more = ngettext("%(number)s setting to look at", "%(number)s settings to look at", len(faults))
         # Looked up once for all rows: each look-up takes Django 0.1 ms.
         base = url_of("job_changelist")
