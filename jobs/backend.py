@@ -9,7 +9,7 @@ from __future__ import annotations
 import builtins
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -21,14 +21,11 @@ from celery.result import assert_will_not_block, result_from_tuple
 from django.db import InterfaceError, OperationalError
 
 from jobs import errors, extensions
-from jobs.calling import outbox
-from jobs.calling.outbox import calls_are_rows
 from jobs.conf import conf
-from jobs.conf.logs import logger
 from jobs.errors import for_celery
 from jobs.lifecycle import wakeups
 from jobs.models import ENDED, LIVE, WAITING, Job, State, above
-from jobs.models.values import as_uuid, decoded, jsonable
+from jobs.models.values import as_uuid, decoded
 from jobs.store import databases, stored
 from jobs.store.stored import Store
 
@@ -46,6 +43,14 @@ _STATES: dict[str, str] = {
 
 #: What ``update_state`` cannot say of a job: its row decides.
 _DECIDED = {*states.READY_STATES, states.RETRY, states.PENDING}
+
+
+def _of_chords(name: str) -> Callable[..., None]:
+    def call(self: Any, *args: Any, **kwargs: Any) -> None:
+        for chords in extensions.through("chords"):
+            getattr(chords, name)(self.app, *args, **kwargs)
+
+    return call
 
 
 class Backend(BaseBackend):
@@ -113,30 +118,13 @@ class Backend(BaseBackend):
     def _delete_group(self, group_id: str) -> None:
         self._store.delete(f"group:{group_id}")
 
-    # Chords
-
-    def apply_chord(self, header_result_args: Any, body: Any, **kwargs: Any) -> None:
-        for chords in extensions.through("chords"):
-            chords.begin(self.app.GroupResult(*header_result_args), outbox.alias_of())
+    #: The canvas counts the parts of a chord (its ``chords.py``).
+    apply_chord, add_to_chord, on_chord_part_return = map(
+        _of_chords, ("apply_chord", "add_to_chord", "on_chord_part_return")
+    )
 
     def set_chord_size(self, group_id: str, chord_size: int) -> None:
         """It is known from the call."""
-
-    def add_to_chord(self, chord_id: str, result: Any) -> None:
-        for chords in extensions.through("chords"):
-            chords.add(chord_id, result.id, outbox.alias_of())
-
-    def on_chord_part_return(self, request: Any, state: str, result: Any, **kwargs: Any) -> None:
-        """A part that is no job has ended, or one that failed."""
-        within = outbox.following.get()
-        error = repr(result) if state in states.PROPAGATE_STATES else ""
-        value = None if error else jsonable(result, "the result")
-        for alias in dict.fromkeys([*filter(None, [within]), *conf().DATABASES]):
-            with calls_are_rows(alias):
-                part = (self.app, request.chord, request.group, request.id, alias, value, error)
-                if any(chords.count(*part) for chords in extensions.through("chords")):
-                    return
-        logger.warning("the chord %s of %s is not known here", request.group, request.id, extra={"action": "no_chord"})
 
     def exception_safe_to_retry(self, exc: Exception) -> bool:
         """With ``result_backend_always_retry``."""

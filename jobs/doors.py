@@ -103,7 +103,7 @@ class Extension:
     #: ``send_outcome(run, seconds)`` when Celery has been told.
     tells: Any
 
-    #: What counts the parts of a chord (``chords.py`` of the canvas) for the result backend.
+    #: What stands for the result backend's methods of chords (``chords.py`` of the canvas), with the app.
     chords: Any
 
     # The worker: beside each one there is a supervisor, a process with threads

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from celery import Celery
+from celery import Celery, states
 from celery.canvas import Signature, chain, chord, group, maybe_signature
 from celery.exceptions import ChordError
 from celery.result import GroupResult
@@ -13,15 +13,17 @@ from django.db import DataError, IntegrityError, transaction
 from django.db.models import F
 from django.db.models.functions import Now
 
+from jobs.calling import outbox
 from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.contrib.canvas.models import Chord, ChordPart
 from jobs.lifecycle.transitions import now_plus
-from jobs.models.values import decoded
+from jobs.models.values import decoded, jsonable
 
 
-def begin(header: GroupResult, using: str) -> None:
+def apply_chord(app: Celery, header_result_args: Any, body: Any, **kwargs: Any) -> None:
     """Write down the parts of a chord, in the caller's transaction, before any of them is called."""
+    header, using = app.GroupResult(*header_result_args), outbox.alias_of()
     parts = [ChordPart(chord_id=header.id, task_id=key, place=place) for key, place in _leaves(header)]
     # A frozen chord that is called again begins anew.
     Chord.objects.using(using).filter(pk=header.id).delete()
@@ -29,12 +31,25 @@ def begin(header: GroupResult, using: str) -> None:
     ChordPart.objects.using(using).bulk_create(parts, batch_size=1000)
 
 
-def add(chord_id: str, task_id: str, using: str) -> None:
+def add_to_chord(app: Celery, chord_id: str, result: Any) -> None:
     """One more part, at the end (``Task.add_to_chord``)."""
+    using = outbox.alias_of()
     chord = Chord.objects.using(using).select_for_update().get(pk=chord_id)
-    ChordPart.objects.using(using).create(chord=chord, task_id=task_id, place=[chord.size])
+    ChordPart.objects.using(using).create(chord=chord, task_id=result.id, place=[chord.size])
     chord.size += 1
     chord.save(update_fields=["size"])
+
+
+def on_chord_part_return(app: Celery, request: Any, state: str, result: Any, **kwargs: Any) -> None:
+    """A part that is no job has ended, or one that failed."""
+    within = outbox.following.get()
+    error = repr(result) if state in states.PROPAGATE_STATES else ""
+    value = None if error else jsonable(result, "the result")
+    for alias in dict.fromkeys([*filter(None, [within]), *conf().DATABASES]):
+        with outbox.calls_are_rows(alias):
+            if count(app, request.chord, request.group, request.id, alias, value, error):
+                return
+    logger.warning("the chord %s of %s is not known here", request.group, request.id, extra={"action": "no_chord"})
 
 
 def _leaves(header: Any, place: tuple[int, ...] = ()) -> Iterator[tuple[str, list[int]]]:
