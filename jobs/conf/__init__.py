@@ -34,6 +34,9 @@ class Settings:
     #: marked, until ``manage.py jobs adopt``. None: the database is known by its server's own identifiers, which a
     #: copy of a disk (a snapshot, the clone of a managed database) has in common with its original.
     INSTANCE: str | None = None
+    #: Names of Celery apps, as ``Celery("pretix")`` says them, that stand in an installed package, so that nobody can
+    #: write ``task_cls`` there: all their tasks are ours, also those with a base class of the package.
+    APPS: Sequence[str] = ()
     #: Names of tasks that stay stock Celery although they use our base class; ``"legacy.*"`` matches a prefix.
     #: Celery's built-ins (``celery.*``) always stay stock.
     EXCLUDE: Sequence[str] = ()

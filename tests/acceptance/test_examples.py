@@ -263,6 +263,8 @@ def install(examples: Examples) -> None:
     examples.run_settings()
     assert examples.run().app.main == "proj"
     examples.run_settings()
+    assert examples.run().export.is_transactional
+    examples.run_settings()
     assert examples.run().BackgroundJobs.label == "background_jobs"
 
 

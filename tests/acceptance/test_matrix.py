@@ -98,3 +98,8 @@ def test_core_on(cell):
 @pytest.mark.parametrize("pair", PAIRS)
 def test_core_on_the_other_pairs(pair):
     run_cell(pair, "core")
+
+
+@pytest.mark.skipif("JOBS_TEST_COMBINATION" not in os.environ, reason="noxfile.py runs it, in other environments")
+def test_the_core_in_another_combination_of_releases():
+    run_cell("postgres-jobs", "core and not slow", "tests/core")

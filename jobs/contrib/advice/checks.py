@@ -23,7 +23,8 @@ add_texts("""
 E017 The broker URL {url!r} names no transport that there is{close}
   -> Use jobs:// (the database), redis://, rediss://, sentinel://, amqp:// or amqps://.
 W001 The app's task_cls is not jobs.Task: only tasks with base=jobs.Task are transactional.
-  -> Use Celery("proj", task_cls="jobs.task:Task"), or ignore this if it is what you want.
+  -> Use Celery("proj", task_cls="jobs.task:Task"), or ignore this if it is what you want. If the app stands in an
+     installed package, name it: JOBS = {{'APPS': ['proj']}}.
 W003 Jobs are written to the database {home!r}, and no model of the project is: a job is not committed together with
      the data it belongs to.
   -> Let jobs live where your data is ({elsewhere}): JOBS['DATABASES'], and DATABASE_ROUTERS.

@@ -13,6 +13,17 @@ from tests.helpers.harness import ROOT
 ENTRIES = list(private.entries())
 
 
+def test_the_releases_that_workers_take_for_tested_are_those_of_the_combinations():
+    """``noxfile.py`` says in which combinations the tests are run."""
+    tree = ast.parse((ROOT / "noxfile.py").read_text())
+    [made] = [
+        node for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "COMBINATIONS"
+    ]
+    combinations = ast.literal_eval(made.value).values()
+    for name, releases in private.TESTED.items():
+        assert {each[name] for each in combinations} == {*releases}, name
+
+
 def test_all_of_it_is_there():
     assert private.missing() == []
 
