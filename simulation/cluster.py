@@ -33,7 +33,7 @@ from tests.helpers.servers import family
 VACUUM = 60.0
 
 #: Seconds for the nodes to come up before anything is counted, and for the last jobs to end after the faults.
-START, DRAIN = 6.0, 900.0
+START, DRAIN = 4.0, 900.0
 
 #: Of a hundred callers' transactions so many roll back.
 ROLLED_BACK = 5
