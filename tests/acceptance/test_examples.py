@@ -385,9 +385,13 @@ def recipes(examples: Examples) -> None:
     assert Job.objects.get(task__endswith="ask_provider").limit_key
     examples.run().export.delay([1, 2])
     run_jobs(schedules=False)
-    examples.run()
-    assert Job.objects.filter(task__endswith="import_row", batch__isnull=False).count() == 10_000
+    examples.run().import_all(10)
+    assert [job.task.rpartition(".")[2] for job in run_jobs(schedules=False)] == [*10 * ["import_row"], "done"]
     Job.objects.all().delete()
+    ada, found = User.objects.create_user("ada"), examples.run()
+    result = found.send_summary.delay(ada.pk)
+    found.close_account(types.SimpleNamespace(user=ada), ada)
+    assert Job.objects.get(pk=result.id).state == "cancelled"
     examples.run().order_paid(1, 500)
     assert [job.task for job in run_jobs(schedules=False)][-1].endswith("award_points")
 
