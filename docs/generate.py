@@ -209,6 +209,23 @@ def picture() -> str:
     )
 
 
+def llms() -> str:
+    """``llms.txt``: all pages of the site, for programs (llmstxt.org)."""
+    import yaml
+
+    config = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    lines = [f"# {config['site_name']}", "", f"> {config['site_description']}", ""]
+    lines += ["Read [what a program has to know](howto/agents.html) before you write a task.", "", "## Start", ""]
+    for entry in config["nav"]:
+        [(name, pages)] = entry.items()
+        if not isinstance(pages, str):
+            lines += ["", f"## {name}", ""]
+        for each in [entry] if isinstance(pages, str) else pages:
+            [(title, path)] = each.items()
+            lines.append(f"- [{title}]({path.removesuffix('.md')}.html)")
+    return "\n".join([*lines, ""])
+
+
 PARTS: dict[str, Callable[[], list[str]]] = {
     each.__name__: each for each in (settings, options, errors, signals, checks, metrics, commands, files, extensions)
 }
@@ -223,6 +240,7 @@ def stale() -> dict[Path, str]:
     """The pages that say something else than the code, and what they should be."""
     pages = {path: generated(path.read_text()) for path in sorted(DOCS.rglob("*.md"))}
     pages[DOCS / "images" / "house.svg"] = picture()
+    pages[DOCS / "llms.txt"] = llms()
     return {path: new for path, new in pages.items() if not path.exists() or path.read_text() != new}
 
 

@@ -10,14 +10,17 @@ import configparser
 import contextlib
 import importlib
 import io
+import json
 import os
 import re
 import shlex
 import sys
 import threading
 import types
+import urllib.error
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from email.message import Message
 from importlib.util import find_spec
 from pathlib import Path
 from unittest.mock import patch
@@ -139,6 +142,12 @@ READERS: dict[str, Callable[[Examples], None]] = {}
 
 def reads(page: str) -> Callable:
     return lambda reader: READERS.setdefault(page, reader)
+
+
+@reads("docs/howto/agents.md")
+def agents(examples: Examples) -> None:
+    examples.run()
+    examples.run().InvoiceTest("test_an_order_is_invoiced_once").debug()
 
 
 @reads("docs/howto/async.md")
@@ -350,6 +359,45 @@ def progress(examples: Examples) -> None:
     assert "succeeded" in engines["django"].from_string(tag).render({"file": file})
 
 
+@reads("docs/howto/recipes.md")
+def recipes(examples: Examples) -> None:
+    async def ask(text: str) -> str:
+        return text.upper()
+
+    sys.modules["summaries"] = types.ModuleType("summaries")
+    vars(sys.modules["summaries"])["ask"] = ask
+    file, order = CustomerFile.objects.create(text="a"), new_order()
+    examples.run().summarize.delay(file.pk)
+    assert examples.run().import_row.delay(order.customer_id, {}).get is not None
+    assert Job.objects.get(task__endswith="import_row").fair_key == str(order.customer_id)
+    examples.run().trial.delay(order.customer_id)
+    run_jobs(until=timezone.now() + timedelta(days=1), schedules=False)
+    assert CustomerFile.objects.get().text == "A"
+    assert set(Order.objects.values_list("charge", flat=True)) == {""}
+    run_jobs(until=timezone.now() + timedelta(days=3), schedules=False)
+    assert set(Order.objects.values_list("charge", flat=True)) == {"", "expired"}
+    report = examples.run().report
+    [job] = run_jobs(until=timezone.now() + timedelta(days=1), schedules=[report.name])
+    assert job.task == report.name
+    examples.run().deliver.delay("http://localhost:1/", {})
+    with patch("urllib.request.urlopen") as call:
+        run_jobs(schedules=False)
+    assert call.call_args.args[0].data == b"{}"
+    examples.run().ask_provider.delay(7, "why?")
+    assert Job.objects.get(task__endswith="ask_provider").limit_key
+    examples.run().export.delay([1, 2])
+    run_jobs(schedules=False)
+    examples.run().import_all(10)
+    assert [job.task.rpartition(".")[2] for job in run_jobs(schedules=False)] == [*10 * ["import_row"], "done"]
+    Job.objects.all().delete()
+    ada, found = User.objects.create_user("ada"), examples.run()
+    result = found.send_summary.delay(ada.pk)
+    found.close_account(types.SimpleNamespace(user=ada), ada)
+    assert Job.objects.get(pk=result.id).state == "cancelled"
+    examples.run().order_paid(1, 500)
+    assert [job.task for job in run_jobs(schedules=False)][-1].endswith("award_points")
+
+
 @reads("docs/howto/schedules.md")
 def schedules(examples: Examples) -> None:
     examples.run_settings()
@@ -370,6 +418,28 @@ def tags(examples: Examples) -> None:
     assert Job.objects.get(tags__have={"user": ada.pk}, pk=result.id)
     examples.run().clean_up(result, ada)
     assert Job.objects.get(pk=result.id).state == "cancelled"
+
+
+@reads("docs/howto/webhooks.md")
+def webhooks(examples: Examples) -> None:
+    settings.ADMINS = ["ada@example.com"] if django.VERSION >= (6,) else [("Ada", "ada@example.com")]
+    deliver, told = examples.run().deliver, examples.run()
+    gone = urllib.error.HTTPError("http://localhost/", 404, "gone", Message(), None)
+    busy = urllib.error.HTTPError("http://localhost/", 503, "busy", Message(), None)
+    deliver.delay("http://localhost/", {"id": 7})
+    with patch("urllib.request.urlopen", side_effect=[busy, gone]) as call:
+        ran = run_jobs(until=timezone.now() + timedelta(minutes=1), raises=False)
+        assert [job.state for job in ran] == ["scheduled", "failed"], [j.error for j in ran]
+    first, second = (each.args[0].get_header("Webhook-id") for each in call.call_args_list)
+    assert first == second
+    assert "404" in mail.outbox[0].body
+    assert signals.failed.disconnect(told.tell, sender=deliver.name)
+    views, order = examples.run(), new_order()
+    for _ in range(2):
+        body = json.dumps({"id": "evt_1", "order": str(order.public_id)})
+        assert views.receive(RequestFactory().post("/", body, "application/json")).status_code == 202
+    run_jobs()
+    assert Order.objects.get().charge == "evt_1"
 
 
 @reads("docs/reference/results.md")
@@ -461,6 +531,11 @@ def test_each_line_of_the_python_runs(page, tmp_path):
 def test_what_a_new_project_gets_has_a_place(page):
     """Else nobody would run it (``Project.follow``)."""
     assert all(re.match(r"# \w+/\w+\.py", source) for source in fences(ROOT / page, "python"))
+
+
+def test_a_recipe_has_at_most_ten_lines():
+    sources = fences(ROOT / "docs" / "howto" / "recipes.md", "python")
+    assert {len([line for line in source.splitlines() if line]) for source in sources} <= set(range(1, 11))
 
 
 # Settings within a sentence

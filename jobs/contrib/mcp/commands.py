@@ -1,0 +1,27 @@
+"""``manage.py jobs mcp``."""
+
+import sys
+from argparse import Namespace
+from contextlib import redirect_stdout
+
+from jobs.contrib.mcp.server import Server
+from jobs.management.console.base import JobsCommand, subcommand
+
+
+@subcommand()
+def mcp(out: JobsCommand, args: Namespace) -> None:
+    """Answer an agent's questions about the jobs, by the Model Context Protocol over stdin and stdout.
+
+    It is started by the agent's program, and ends with its stdin. Its tools are those commands that change nothing
+    (why, show, list, status, nodes, verify), with the same options. Values that JOBS["REDACT"] hides are hidden.
+
+    examples:
+      manage.py jobs mcp
+    """
+    server = Server(type(out))
+    # What the project's own code prints is no part of the protocol.
+    with redirect_stdout(sys.stderr):
+        for line in sys.stdin.buffer:
+            if line.strip() and (said := server.answer(line)):
+                out.stdout.write(said)
+                out.stdout.flush()
