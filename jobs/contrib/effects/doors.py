@@ -38,6 +38,11 @@ class Effects(Extension):
 
         return admin.job_page(request, about) if page == "job" else {}
 
+    def prune(self, using: str, budget: float) -> Mapping[str, int]:
+        from jobs.contrib.effects import rows
+
+        return {"effects": rows.prune(using, budget)}
+
     def metrics(self) -> Iterator[tuple[str, str, list[str], Any]]:
         from jobs.conf import conf
         from jobs.contrib.effects import rows
