@@ -108,6 +108,10 @@ class Settings:
     #: How long a marker (``idempotency_key=``, ``once()``) is kept, and with it the job whose result it replays.
     #: Longer than the longest time after which a task may still be retried. None keeps them.
     MARKER_RETENTION: float | None = 90 * 86400.0
+    #: How long the answer to an external call (``effect()``) is kept, if the job that made it is gone. The call may be
+    #: made again then: longer than anybody may ask for it. Calls of which nobody knows whether they happened stay. None
+    #: keeps all.
+    RETENTION_EFFECTS: float | None = 365 * 86400.0
     #: How long a duplicate waits for the run that has the marker; then it gives its place back, and comes again.
     MARKER_WAIT: float = 5.0
     #: How long ``delay()`` of a unique job waits for another transaction that has the key.

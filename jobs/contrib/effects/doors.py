@@ -37,3 +37,8 @@ class Effects(Extension):
         from jobs.contrib.effects import admin
 
         return admin.job_page(request, about) if page == "job" else {}
+
+    def prune(self, using: str, budget: float) -> Mapping[str, int]:
+        from jobs.contrib.effects import rows
+
+        return {"effects": rows.prune(using, budget)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +15,10 @@ from jobs.contrib.effects.models import Effect
 from jobs.errors import EffectParked
 from jobs.inspection.view import SHOWN, Reason, View
 from jobs.lifecycle.shown import BLANK, shown, veil
+from jobs.lifecycle.transitions import now_plus
+from jobs.maintenance.prune import FULL_WALK
 from jobs.models import Job, State
+from jobs.store import databases
 
 
 def with_makers(rows: QuerySet[Effect]) -> QuerySet[Effect]:
@@ -48,6 +53,40 @@ def of_job(view: View) -> list[Effect]:
     found = list(rows.order_by("pk")[:SHOWN])
     veil(found)
     return found
+
+
+# What is old
+
+#: For each database: up to which row this process has come, and when it began.
+_walks: dict[str, tuple[int, float]] = {}
+
+
+def prune(using: str, budget: float) -> int:
+    """Forget answered calls that are old, and whose job is gone; how many. Calls that have to stay are passed over."""
+    deadline, done = time.monotonic() + budget, 0
+    while (retention := conf().RETENTION_EFFECTS) is not None and (some := _next_old(using)):
+        gone = ~Exists(Job.objects.using(using).filter(pk=OuterRef("job")))
+        # It may have been answered long after it was begun.
+        late = now_plus(-retention)
+        rows = Effect.objects.using(using).filter(gone, pk__in=some, state=Effect.State.SENT, sent_at__lt=late)
+        # By their keys alone: for a DELETE with a subquery MySQL reads, and locks, the whole table.
+        if keys := list(rows.values_list("pk", flat=True)):
+            done += Effect.objects.using(using).filter(pk__in=keys, state=Effect.State.SENT)._raw_delete(using)
+        _walks[using] = (some[-1], _walks[using][1])
+        if time.monotonic() > deadline:
+            break
+    return done
+
+
+def _next_old(using: str) -> list[int]:
+    """The next rows that are old, by their keys, which go with time; none at the end, until it is time for a walk."""
+    now = time.monotonic()
+    place, began = _walks.get(using, (0, now))
+    before = databases.clock(using) - datetime.timedelta(seconds=conf().RETENTION_EFFECTS or 0)
+    rows = Effect.objects.using(using).filter(pk__gt=place).order_by("pk").values_list("pk", "created_at")
+    old = [key for key, created_at in rows[: conf().BATCH] if created_at < before]
+    _walks[using] = (place, began) if old or now - began <= FULL_WALK else (0, now)
+    return old
 
 
 # Why a job is where it is

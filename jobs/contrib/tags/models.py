@@ -71,6 +71,9 @@ class TagsField(Labels):
     #: ``jobs show`` and ``jobs list --json`` say it.
     is_told = True
 
+    def get_prep_value(self, value: Any) -> Any:
+        return str(Tags.of(value)) if isinstance(value, Mapping) else super().get_prep_value(value)
+
     def deconstruct(self) -> Any:
         name, _path, args, kwargs = super().deconstruct()
         return name, "jobs.models.fields.Labels", args, kwargs

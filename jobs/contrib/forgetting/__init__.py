@@ -1,0 +1,1 @@
+"""A person asks to be forgotten: all that jobs keep of a tag is deleted."""

@@ -1,0 +1,144 @@
+"""What jobs keep of a tag, and its end: jobs with their history, markers, external calls, events, and what they told.
+
+The jobs of a tag are those that have it, those that their bodies called, and those of the handlers of their events. All
+of that is deleted, or nothing: as long as something of it runs, or nobody knows what became of a call, the rest is what
+it is found by.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from django.db.models import QuerySet
+from django.utils.translation import gettext
+
+from jobs import extensions
+from jobs.conf import conf
+from jobs.conf.logs import logger
+from jobs.contrib.effects.models import Effect
+from jobs.contrib.effects.rows import unsettled
+from jobs.lifecycle.shown import shown
+from jobs.maintenance import prune
+from jobs.models import ENDED, LIVE, Action, Job, Marker
+from jobs.operations.actions import OPERATIONS
+from jobs.store.stored import Store
+
+
+class Forgotten(NamedTuple):
+    """How much of each kind was, or would be, deleted."""
+
+    jobs: int
+    markers: int
+    effects: int
+    events: int
+    #: What keeps it from being forgotten: an id, or the number of a call, and the sentence that says why.
+    left: dict[str, str]
+
+
+def forget(tags: Mapping[str, Any], by: str = "", reason: str = "", dry_run: bool = False) -> Forgotten:
+    """Delete all that jobs keep of these tags. What waits is cancelled, and what runs is asked to end.
+
+    If something is left (it runs, or nobody knows what became of a call) nothing is deleted: try again when it is over.
+    """
+    every = [(alias, _families(tags, alias)) for alias in conf().DATABASES]
+    if not dry_run:
+        cancel = OPERATIONS["cancel"].told("", by, reason)
+        for alias, levels in every:
+            for key in (key for keys in levels for key in _live(keys, alias)):
+                cancel.attempt(key)
+    left: dict[str, str] = {}
+    for alias, levels in every:
+        for keys in levels:
+            left |= _in_the_way(keys, alias, dry_run)
+    counts = [_count(keys, alias) for alias, levels in every for keys in levels]
+    jobs, markers, effects, events = (sum(column) for column in zip(*counts, strict=True)) if counts else (0,) * 4
+    if not dry_run and not left:
+        jobs = 0
+        for alias, levels in every:
+            # The deepest first: until the end the others lead to what is left after a kill.
+            for keys in reversed(levels):
+                jobs += _delete(keys, alias)
+        about = {"action": "forgotten", "by": by, "why": reason, "jobs": jobs}
+        logger.info("what jobs kept of a tag was deleted by %s: %s", by or "somebody", reason or "-", extra=about)
+    return Forgotten(jobs, markers, effects, events, left)
+
+
+def _families(tags: Mapping[str, Any], using: str) -> list[list[uuid.UUID]]:
+    """The ids of the jobs, level by level: the first have the tags, each further one was called by the one before."""
+    found, seen = list[list[uuid.UUID]](), set[uuid.UUID]()
+    keys = list(Job.objects.using(using).filter(tags__have=tags).values_list("pk", flat=True))
+    while keys := [key for key in keys if key not in seen]:
+        seen.update(keys)
+        found.append(keys)
+        callers = keys + [event.uuid for events in _events(keys, using) for event in events.only("uuid")]
+        keys = [key for part in _parts(callers) for key in _children(part, using)]
+    return found
+
+
+def _children(callers: Sequence[uuid.UUID], using: str) -> Iterator[uuid.UUID]:
+    yield from Job.objects.using(using).filter(parent_id__in=callers).values_list("pk", flat=True)
+
+
+def _parts(keys: Sequence[uuid.UUID]) -> Iterator[Sequence[uuid.UUID]]:
+    size = conf().BATCH
+    return (keys[start : start + size] for start in range(0, len(keys), size))
+
+
+def _events(keys: Sequence[uuid.UUID], using: str) -> Iterator[QuerySet[Any]]:
+    """What these jobs told of; nothing where there are no events."""
+    if "jobs.events" in extensions.present():
+        from jobs.events.models import Event
+
+        for part in _parts(keys):
+            yield Event.objects.using(using).filter(job__in=part)
+
+
+def _live(keys: Sequence[uuid.UUID], using: str) -> list[uuid.UUID]:
+    live = Job.objects.using(using).filter(state__in=LIVE).values_list("pk", flat=True)
+    return [key for part in _parts(keys) for key in live.filter(pk__in=part)]
+
+
+def _in_the_way(keys: Sequence[uuid.UUID], using: str, dry_run: bool) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for part in _parts(keys):
+        jobs = Job.objects.using(using).filter(pk__in=part)
+        # A rehearsal cancels nothing; what waits would be.
+        for job in jobs.filter(state__in=["running"] if dry_run else LIVE):
+            found[str(job.pk)] = gettext("has not ended: it was asked to, try again when it has")
+        for keep, why in extensions.through("needed"):
+            if (needed := keep(using)) is not None:
+                found |= {str(job.pk): str(why) for job in jobs.filter(needed, state__in=ENDED)}
+        for call in unsettled(using).filter(job__in=part):
+            says = gettext("nobody knows whether this call happened: settle it with manage.py jobs effects %s")
+            found[shown(jobs.get(pk=call.job)).text("key", str(call))] = says % call.pk
+    for events in _events(keys, using):
+        for event in events.filter(relayed_at=None):
+            found[str(event.uuid)] = gettext("the event is not handed on yet: try again in a moment")
+    return found
+
+
+def _count(keys: Sequence[uuid.UUID], using: str) -> tuple[int, int, int, int]:
+    parts = list(_parts(keys))
+    markers = sum(Marker.objects.using(using).filter(job__in=part).count() for part in parts)
+    effects = sum(Effect.objects.using(using).filter(job__in=part).count() for part in parts)
+    return len(keys), markers, effects, sum(events.count() for events in _events(keys, using))
+
+
+def _delete(keys: Sequence[uuid.UUID], using: str) -> int:
+    told, done = Store(), 0
+    try:
+        for events in _events(keys, using):
+            Action.objects.using(using).filter(job__in=[event.uuid for event in events])._raw_delete(using)
+            events._raw_delete(using)
+        for part in _parts(keys):
+            for job in Job.objects.using(using).filter(pk__in=part).only("pk", "options"):
+                # How far it was, in its own words.
+                told.delete(job.task_id)
+            Marker.objects.using(using).filter(job__in=part)._raw_delete(using)
+            Effect.objects.using(using).filter(job__in=part)._raw_delete(using)
+            done += prune.delete(part, using)
+    finally:
+        told.close()
+    return done

@@ -1,0 +1,1 @@
+"""Look before you retry: the body of a job runs in a transaction that is rolled back, and what it would do is shown."""

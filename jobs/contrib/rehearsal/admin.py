@@ -1,0 +1,57 @@
+"""The button "What would it do?" on a job's page, and the page that says it."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import Any
+
+from django.contrib import messages
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.shortcuts import get_object_or_404
+from django.template.response import TemplateResponse
+from django.utils.translation import gettext
+
+from jobs.admin.base import apart, may, page, template_of
+from jobs.admin.html import url_of
+from jobs.admin.job import JobAdmin
+from jobs.conf import celery_app
+from jobs.contrib.rehearsal.commands import lines
+from jobs.contrib.rehearsal.rehearse import Refused, rehearse
+from jobs.inspection.view import View
+from jobs.models import State
+
+
+@page("<uuid:key>/rehearse/", "job_rehearse", "retry_job")
+@apart
+def _rehearse(self: Any, request: HttpRequest, key: uuid.UUID) -> HttpResponse:
+    """Run the body in this process, and show what is rolled back."""
+    job = get_object_or_404(self.get_queryset(request), pk=key)
+    back = url_of("job_change", key)
+    # For the log: all that is stored is English. Before it: a body may end the process.
+    user: Any = request.user.pk
+    LogEntry.objects.log_actions(user, [job], CHANGE, change_message="Looked what it would do", single_object=True)
+    try:
+        if (app := celery_app()) is None:
+            raise Refused(gettext("The project's Celery app is not loaded here."))
+        found = rehearse(key, app)
+    except Refused as exc:
+        messages.warning(request, str(exc))
+        return HttpResponseRedirect(back)
+    shared = {**self.admin_site.each_context(request), "opts": self.opts, "media": self.media}
+    words = {"title": gettext("What it would do"), "job": job, "back": back, "found": found}
+    words["lines"] = "\n".join(lines(json.loads(json.dumps(found, default=str)))[1:])
+    return TemplateResponse(request, template_of("rehearsal.html", __file__), {**shared, **words})
+
+
+JobAdmin.rehearse = _rehearse  # type: ignore[attr-defined]
+
+
+def job_page(request: HttpRequest, view: View) -> dict[str, str]:
+    task: Any = view.task
+    can_be = task is not None and task.atomic and not task.is_async and view.job.state != State.RUNNING
+    if not can_be or getattr(task, "durable", False) or not may(request, "retry_job"):
+        return {}
+    words = {"url": url_of("job_rehearse", view.job.pk)}
+    return {"above": template_of("rehearse.html", __file__).render(words, request)}

@@ -1,0 +1,239 @@
+"""Run the body of a job with its real arguments, and take all of it back.
+
+Body and completion of a job are one transaction. So this is what a run would do up to its commit.
+"""
+
+from __future__ import annotations
+
+import threading
+import traceback
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+from celery.exceptions import Retry
+from django.db import Error, connections, transaction
+from django.db.models import F
+from django.db.models.functions import Now
+from django.utils.translation import gettext
+
+from jobs import extensions
+from jobs.calling import outbox, request
+from jobs.conf import import_tasks, is_ours
+from jobs.contrib.isolation.isolation import stopped
+from jobs.contrib.rehearsal.watching import Watch
+from jobs.errors import Busy, NotIsolated, Snooze
+from jobs.execution import pipeline, tracer
+from jobs.lifecycle.run import Run, current
+from jobs.lifecycle.shown import shown
+from jobs.models import Job, Node, State
+from jobs.models.values import decoded, safe_repr
+from jobs.store import databases
+
+#: What a caller gets of that which is stopped and need not fail: a mail was sent, a cache has it.
+GOES_ON = {"mail": 1, "cache": True}
+
+
+class Refused(Exception):
+    """It cannot be: says why, in the reader's language."""
+
+
+class _Slot:
+    """Where nobody looks: what the body says of its progress is heard, and not kept."""
+
+    def enter(self, phase: int) -> None: ...
+
+    def say(self, text: bytes) -> bool:
+        return True
+
+    def wished(self, job: uuid.UUID, lease: int) -> None:
+        return None
+
+
+class _RollBack(Exception):
+    pass
+
+
+def rehearse(key: uuid.UUID, app: Any) -> dict[str, Any]:
+    """What the body of this job would do now, as JSON data; whatever it did is rolled back.
+
+    Returns:
+        ``outcome`` (``succeeds``, ``fails``, ``retries`` or ``snoozes``), ``result`` or ``error``, ``tables`` and
+        ``rows``, ``jobs``, ``events``, ``tried`` (what leaves a database, and was stopped), ``on_commit``, ``notes``.
+
+    Raises:
+        Refused: there is no such job, or its body cannot be run so.
+    """
+    job: Any = databases.first(Job.objects.filter(pk=key))
+    if job is None:
+        raise Refused(gettext("There is no job %(id)s.") % {"id": key})
+    task = _task_of(job, app)
+    using = str(job._state.db)
+    watch, calls, tried, found = Watch(), list[Job](), list[dict[str, Any]](), dict[str, Any]()
+
+    def stand_in(kind: str, what: str) -> Any:
+        tried.append({"kind": kind, "what": what, "stopped": kind not in GOES_ON})
+        if kind in GOES_ON:
+            return GOES_ON[kind]
+        raise NotIsolated(f"{what} was stopped: this run only shows what a real one would do")
+
+    thread = threading.get_ident()
+
+    def called(call: Job) -> None:
+        # Other threads of this process call others.
+        if threading.get_ident() == thread:
+            calls.append(call)
+
+    outbox.watchers.append(called)
+    try:
+        with suppress(_RollBack), _rolled_back(using):
+            run = _begin(task, job.pk, using, app)
+            begun = len(connections[using].run_on_commit)
+            events = _events(using, job.pk)
+            with stopped(stand_in), watch.watching():
+                found |= _go(run)
+            hooks = [hook[1] for hook in connections[using].run_on_commit[begun:]]
+            found["on_commit"] = [_name(hook) for hook in hooks if not isinstance(hook, outbox.AfterCommit)]
+            found["events"] = _new_events(using, job.pk, events)
+            raise _RollBack
+    finally:
+        outbox.watchers.remove(called)
+    seen = shown(job)
+    return _blanked(
+        seen,
+        {
+            "id": str(job.pk),
+            "task": job.task,
+            **found,
+            "tables": watch.table_counts(),
+            "rows": watch.rows,
+            "jobs": [_call(each) for each in calls],
+            "tried": tried,
+            "notes": list(_notes(job, task)),
+        },
+    )
+
+
+def _task_of(job: Any, app: Any) -> Any:
+    if job.task not in app.tasks:
+        import_tasks(app)
+    task = app.tasks.get(job.task)
+    if not is_ours(task):
+        raise Refused(gettext("The task %(task)s is not known here, or is no transactional one.") % {"task": job.task})
+    if getattr(task, "durable", False):
+        raise Refused(gettext("A durable task commits after each step: nothing would roll back."))
+    if task.is_async:
+        raise Refused(gettext("An async body has no transaction while it awaits: nothing would roll back."))
+    if not task.atomic:
+        raise Refused(gettext("The task has atomic=False, and commits by itself: nothing would roll back."))
+    if job.state == State.RUNNING:
+        raise Refused(gettext("The job runs at the moment; try when it has ended."))
+    return task
+
+
+@contextmanager
+def _rolled_back(using: str) -> Iterator[None]:
+    """A transaction in each database, the job's own first; all of them roll back at the exception that ends it."""
+    with ExitStack() as entered:
+        for alias in (using, *(each for each in connections if each != using)):
+            try:
+                entered.enter_context(transaction.atomic(using=alias))
+            except Exception:
+                # The body may do nothing there (``Watch``).
+                if alias == using:
+                    raise
+        yield
+
+
+def _begin(task: Any, key: uuid.UUID, using: str, app: Any) -> Run:
+    """The job is a running one, as its body sees it. Race: whoever wants its row waits until the end."""
+    rows = Job.objects.using(using).filter(pk=key)
+    node = Node.objects.using(using).create(hostname="rehearsal", pid=0, dead_at=Now())
+    changes = {"state": State.RUNNING, "node": node, "lease": F("lease") + 1, "token": 1, "started_at": Now()}
+    # Another job may have its key, and its slots, by now.
+    free = dict.fromkeys(("finished_at", "held", "unique_key", "limit_slot", "queue_slot", "waits_for"))
+    if not rows.exclude(state=State.RUNNING).update(**changes, **free):
+        raise Refused(gettext("The job runs at the moment; try when it has ended."))
+    # A body reads its row; it is not veiled.
+    job = Job.objects.using(using).get(pk=key)
+    run = Run(task, job, using, _Slot())  # type: ignore[arg-type]
+    run.request = request.make(job, task, app, "rehearsal")
+    run.request.jobs_run = run
+    return run
+
+
+def _go(run: Run) -> dict[str, Any]:
+    before = current.set(run)
+    tracer.enter(run)
+    try:
+        # A savepoint: what the body broke does not keep anybody from looking.
+        with transaction.atomic(using=run.using):
+            run.request.update(request.given(run.job))
+            pipeline.call_body(run, decoded(run.job.args), decoded(run.job.kwargs))
+            if run.planned:
+                raise Retry(exc=None, when=None)
+            for look in extensions.through("completing"):
+                if (write := look(run)) is not None:
+                    write()
+            # What a COMMIT would check.
+            connections[run.using].check_constraints()
+    except Exception as exc:
+        outcome = "retries" if isinstance(exc, Retry) else "snoozes" if isinstance(exc, Snooze | Busy) else "fails"
+        cause = exc.exc if isinstance(exc, Retry) and exc.exc is not None else exc
+        text = "".join(traceback.format_exception(exc))
+        return {"outcome": outcome, "error": {"type": type(cause).__name__, "message": str(cause), "traceback": text}}
+    finally:
+        tracer.leave(run)
+        current.reset(before)
+    return {"outcome": "succeeds", "result": safe_repr(run.result)[:1000]}
+
+
+def _notes(job: Any, task: Any) -> Iterator[str]:
+    """In what a real run would differ."""
+    if "lock" in task.key_templates:
+        yield gettext("Its lock was not taken.")
+    if "idempotency_key" in task.key_templates:
+        yield gettext("Its idempotency key was not looked up: if the marker is there, a run replays its result.")
+
+
+def _call(job: Any) -> dict[str, Any]:
+    seen = shown(job)
+    about = {"task": job.task, "queue": job.queue, "state": str(job.state)}
+    return about | {"args": seen.args, "kwargs": seen.kwargs}
+
+
+def _name(hook: Any) -> str:
+    hook = getattr(hook, "func", hook)
+    return getattr(hook, "__qualname__", safe_repr(hook)[:100])
+
+
+def _events(using: str, key: uuid.UUID) -> Any:
+    """The last event that the job has told of; None where there are no events."""
+    if "jobs.events" not in extensions.present():
+        return None
+    from jobs.events.models import Event
+
+    return Event.objects.using(using).order_by("-pk").values_list("pk", flat=True).first() or 0
+
+
+def _new_events(using: str, key: uuid.UUID, last: Any) -> list[dict[str, Any]]:
+    if last is None:
+        return []
+    from jobs.contrib.event_operator.redaction import data_of
+    from jobs.events.models import Event
+
+    try:
+        told = list(Event.objects.using(using).filter(pk__gt=last, job=key).order_by("pk"))
+    except Error:
+        return []
+    return [{"name": each.name, "data": data_of(each)} for each in told]
+
+
+def _blanked(seen: Any, value: Any) -> Any:
+    """Without the values of arguments that the project keeps back."""
+    if isinstance(value, str):
+        return seen.blanked(value)
+    if isinstance(value, list):
+        return [_blanked(seen, each) for each in value]
+    return {name: _blanked(seen, each) for name, each in value.items()} if isinstance(value, dict) else value

@@ -1,0 +1,92 @@
+"""A person asks to be forgotten."""
+
+import json
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connection
+
+from jobs.contrib.effects.models import Effect
+from jobs.contrib.forgetting.forget import forget
+from jobs.events.models import Event
+from jobs.models import Action, Job, Marker, StoredResult
+from jobs.store.stored import Store
+from jobs.testing import run_jobs
+from tests.contrib.forgetting import tasks as own
+from tests.helpers.rows import make
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
+
+
+def traces():
+    """Each row of ours that has the address, or the number, of the person."""
+    found = []
+    for table in connection.introspection.table_names():
+        if table.startswith("jobs_") and table not in ("jobs_event_subscription", "jobs_subscription"):
+            with connection.cursor() as cursor:
+                cursor.execute(f"SELECT * FROM {table}")
+                found += [f"{table}: {row}" for row in cursor.fetchall() if "ada@" in str(row) or "joins:5" in str(row)]
+    return found
+
+
+@pytest.fixture
+def ada():
+    own.joins.delay(5, "ada@example.com")
+    own.pays.delay(5)
+    own.joins.delay(6, "bob@example.com")
+    run_jobs()
+    job = Job.objects.filter(tags__have={"user": 5}).first()
+    Action.objects.create(job=job.pk, what="retry", by="x", why="ada@example.com")
+    Store().write(str(job.pk), '{"of": "ada@example.com"}', None)
+    assert len(traces()) > 5
+
+
+def test_nothing_of_the_person_is_left_and_all_of_the_others(ada):
+    before = Job.objects.count()
+    would = forget({"user": 5}, dry_run=True)
+    assert (would.jobs, would.markers, would.effects, would.events) == (5, 1, 1, 1)
+    assert Job.objects.count() == before
+    assert forget({"user": 5}, by="op", reason="asked") == would
+    assert traces() == []
+    assert not Effect.objects.exists()
+    assert not StoredResult.objects.filter(meta__contains="ada@").exists()
+    assert not Action.objects.exists()
+    assert Job.objects.count() == before - 5
+    assert Marker.objects.get().key == "joins:6"
+    assert Event.objects.get().data["mail"] == "bob@example.com"
+    assert forget({"user": 5}).jobs == 0
+
+
+def test_what_waits_is_cancelled_first():
+    own.joins.apply_async((5, "ada@example.com"), countdown=3600)
+    assert forget({"user": 5}, dry_run=True).left == {}
+    assert Job.objects.get().state == "scheduled"
+    assert forget({"user": 5}).jobs == 1
+    assert not Job.objects.exists()
+
+
+def test_as_long_as_something_is_open_nothing_is_deleted(ada):
+    Effect.objects.all().delete()
+    own.pays.delay(5, "nobody knows")
+    run_jobs(raises=False)
+    before = Job.objects.count()
+    [why] = forget({"user": 5}).left.values()
+    assert "manage.py jobs effects" in why
+    assert Job.objects.count() == before
+    assert Marker.objects.count() == 2
+
+
+def test_what_runs_is_asked_to_end():
+    job = make("running", tags={"user": 5})
+    assert forget({"user": 5}).left == {str(job.pk): "has not ended: it was asked to, try again when it has"}
+    assert Job.objects.get().state == "running"
+
+
+def test_the_command(ada, capsys):
+    call_command("jobs", "forget", "--tag", "user=5", "--dry-run")
+    assert "would be deleted: jobs 5, markers 1, effects 1, events 1" in capsys.readouterr().out
+    call_command("jobs", "forget", "--tag", "user=5", "--json")
+    assert json.loads(capsys.readouterr().out)["deleted"] is True
+    assert traces() == []
+    with pytest.raises(CommandError, match="--tag: 'user' is no tag"):
+        call_command("jobs", "forget", "--tag", "user")
