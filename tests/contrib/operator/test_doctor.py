@@ -14,7 +14,6 @@ from django.utils import timezone
 
 from jobs.contrib.operator import doctor, statistics
 from jobs.contrib.pauses import pauses
-from jobs.lifecycle import wakeups
 from jobs.models import Instance, Job
 from tests.helpers.harness import Worker
 from tests.helpers.rows import ended, let_heartbeat, make, make_node
@@ -77,7 +76,7 @@ def test_a_broker_that_is_away(use_broker):
 
 
 def test_notifications_that_are_not_heard(monkeypatch):
-    monkeypatch.setattr(wakeups, "hears", lambda alias: False)
+    monkeypatch.setattr(doctor, "_hears", lambda alias: False)
     said = examine("--no-probe")[0]["notifications of 'default'"]
     # A job is found nevertheless.
     assert said["is_well"]
@@ -109,7 +108,7 @@ def test_what_is_worth_a_look_and_no_fault_is_a_note(monkeypatch):
     pauses.pause("mail", "ada")
     let_heartbeat(make_node())
     make("ready", queue="nobody", age=600)
-    monkeypatch.setattr(wakeups, "hears", lambda alias: False)
+    monkeypatch.setattr(doctor, "_hears", lambda alias: False)
     out = io.StringIO()
     with pytest.raises(CommandError):
         call_command("jobs", "doctor", "--no-probe", stdout=out, no_color=True)
