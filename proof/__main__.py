@@ -14,7 +14,7 @@ from proof.checks import MODELS, Bounds, Guard, Model
 
 
 def check(model: Model, bounds: Bounds) -> dict[str, Any]:
-    found = spin.search(model.name, bounds.flags, is_thorough=True)
+    found = spin.search(model.name, bounds.flags, bounds.is_deep)
     row = {"model": model.name, "check": bounds.says, "states": found.states, "seconds": found.seconds}
     return row | {"holds": found.trace is None, "trace": found.trace}
 
@@ -28,7 +28,7 @@ def check_ends(model: Model) -> dict[str, Any]:
 
 def check_guard(model: Model, guard: Guard) -> dict[str, Any]:
     found = spin.search(model.name, guard.flags)
-    row = {"model": model.name, "check": f"without {guard.name}", "states": found.states, "seconds": found.seconds}
+    row = {"model": model.name, "check": f"without: {guard.name}", "states": found.states, "seconds": found.seconds}
     return row | {"holds": found.trace is not None, "trace": found.trace, "breaks": guard.breaks}
 
 
@@ -68,7 +68,7 @@ def main() -> int:
         if arguments.json:
             _say(json.dumps(row))
             continue
-        is_guard = row["check"].startswith("without ")
+        is_guard = row["check"].startswith("without: ")
         word = ("fails " if is_guard else "holds ") if row["holds"] else "WRONG "
         _say(f"{word} {row['model']:10} {row['states']:>9} states {row['seconds']:6.1f} s  {row['check']}")
         if not row["holds"]:

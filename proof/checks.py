@@ -218,4 +218,128 @@ MODELS = (
         "A node that stands still for longer is declared dead: the model of ownership bears that at any time.",
         ends=False,
     ),
+    Model(
+        "unique",
+        "One waiting job per key",
+        (
+            "Never do two jobs of one key wait.",
+            "No change is missed: after the commit of a change and a call there is a run that sees it.",
+        ),
+        (Bounds("2 callers that commit or roll back, a worker, a retry"),),
+        (
+            Guard("the unique index", ("NO_INDEX",), "jobs.lifecycle.unique.insert", "two jobs of one key wait"),
+            Guard(
+                "the key is free when the job starts",
+                ("KEEP_KEY",),
+                "unique_until='started'",
+                "a change is missed",
+            ),
+            Guard(
+                "a call waits for another's that is not committed",
+                ("NO_WAIT",),
+                "jobs.lifecycle.unique.insert",
+                "a call is lost with another's transaction",
+            ),
+            Guard(
+                "a retry looks whether its key is free",
+                ("BLIND_RETRY",),
+                "jobs.lifecycle.transitions._wait",
+                "two jobs of one key wait",
+            ),
+        ),
+        "A change that is committed after its call, in one transaction with it: the job may have started between.",
+    ),
+    Model(
+        "limit",
+        "The slots of a limit",
+        (
+            "No slot is taken twice, and no more jobs run than there are slots.",
+            "No slot is lost: all jobs run, whoever dies.",
+        ),
+        (
+            Bounds("3 jobs, 2 slots, 2 processes that die twice"),
+            Bounds("the same, and the limit is lowered to 1", ("LOWERED",)),
+        ),
+        (
+            Guard(
+                "the constraint of slots",
+                ("NO_CONSTRAINT",),
+                "the constraint jobs_job_limit_slot",
+                "a slot is taken twice",
+            ),
+            Guard(
+                "a slot is a running row, and nothing that is given back",
+                ("KEPT",),
+                "jobs.contrib.limits.claims",
+                "a slot is lost with a process",
+            ),
+            Guard(
+                "how many run counts, and not which slots",
+                ("LOWERED", "NO_COUNT"),
+                "jobs.contrib.limits.store (cardinality)",
+                "more run than a lowered limit says",
+            ),
+        ),
+        "Rates, lines that are held, limits of queues.",
+    ),
+    Model(
+        "signal",
+        "Signal against wait",
+        ("No signal is lost: the job that waits gets each.", "One step takes a signal, and no zombie's step does."),
+        (
+            Bounds("2 signals, a job that waits twice, 2 runs, a death anywhere"),
+            Bounds("nobody dies: then no tick is needed", ("DEATHS=0", "NO_TICK")),
+        ),
+        (
+            Guard(
+                "the sender looks after its commit",
+                ("DEATHS=0", "NO_TICK", "LOOK_BEFORE"),
+                "jobs.contrib.durable.signals.signal",
+                "a signal is lost",
+            ),
+            Guard(
+                "the waiter looks after its commit",
+                ("DEATHS=0", "NO_TICK", "NO_LOOK"),
+                "jobs.contrib.durable.history.History._suspend",
+                "a signal is lost",
+            ),
+            Guard(
+                "the workers look again",
+                ("NO_TICK",),
+                "jobs.contrib.durable.signals.look_again",
+                "a signal is lost with a process that died before it looked",
+            ),
+            Guard(
+                "the fence of a step",
+                ("NO_FENCE",),
+                "jobs.contrib.durable.history.History._hold",
+                "a zombie's step takes a signal",
+            ),
+        ),
+        "Two jobs that wait for one key; the minute after which the workers look no longer.",
+    ),
+    Model(
+        "events",
+        "Handing events on",
+        ("Each event is handed on once, in the order of its number.", "No event is lost."),
+        (
+            Bounds("3 events, 2 receivers, a publisher and its successor, 2 deaths, redelivery in any order"),
+            Bounds("nobody knows an event by its id: the numbers say the same", ("NO_KNOWN",)),
+        ),
+        (
+            Guard(
+                "only whose turn it is",
+                ("NO_TURN",),
+                "jobs.contrib.event_broker.inbox._turn",
+                "an event is handed on twice, or before another",
+            ),
+            Guard(
+                "one process hands on at a time",
+                ("NO_LOCK",),
+                "jobs.events.relay.lock",
+                "an event is handed on twice, or never",
+            ),
+        ),
+        "Events without a number, replays, a source that lost its database.",
+    ),
 )

@@ -50,21 +50,21 @@ def _defined(flags: Sequence[str]) -> list[str]:
     return [f"-D{flag}" for flag in flags]
 
 
-def search(model: str, flags: Sequence[str], is_thorough: bool = False) -> Found:
+def search(model: str, flags: Sequence[str], is_deep: bool = False) -> Found:
     """Search all states of a model, breadth first: so what is found is the shortest way to it."""
-    return _search(model, flags, ["-DSAFETY", "-DBFS"], [], is_thorough)
+    return _search(model, flags, ["-DSAFETY", "-DBFS"], [], is_deep)
 
 
 def search_cycles(model: str, flags: Sequence[str]) -> Found:
     """Search for a run that never ends, though everybody who can go on does so in the end (weak fairness)."""
-    return _search(model, flags, ["-DNP", "-DNFAIR=3"], ["-l", "-f"], True)
+    return _search(model, flags, ["-DNP", "-DNFAIR=3"], ["-l", "-f"], False)
 
 
-def _search(model: str, flags: Sequence[str], how: list[str], options: list[str], is_thorough: bool) -> Found:
+def _search(model: str, flags: Sequence[str], how: list[str], options: list[str], is_deep: bool) -> Found:
     with _directory(model) as directory:
         began = time.monotonic()
         _run(directory, "spin", "-a", *_defined(flags), f"{model}.pml")
-        level = "-O1" if is_thorough else "-O0"
+        level = "-O1" if is_deep else "-O0"
         _run(directory, "gcc", level, "-w", *how, "-DVECTORSZ=2048", f"-DMEMLIM={MEMORY}", "-o", "pan", "pan.c")
         said = _run(directory, "./pan", "-m1000000", *options)
         errors = re.search(r"errors: (\d+)", said)
