@@ -80,7 +80,8 @@ class Rescue:
         now = time.monotonic()
         counts = heartbeats.read(self.side)
         own = counts.get(self._node(), -1)
-        written = max(0, own - self._own) * conf().HEARTBEAT
+        # Between its own beats it was there. Before the first of them it may have been away.
+        written = max(0, own - self._own - 1) * conf().HEARTBEAT
         if now - self._last_write - written > conf().DEAD_AFTER / 2:
             # This process was away, or nobody could write: nothing is known of the others.
             self._seen.clear()

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 import uuid
+from types import SimpleNamespace
 
 import pytest
 from django.db import OperationalError, connection, connections
@@ -382,6 +383,23 @@ def test_a_rescuer_that_cannot_write_calls_nobody_dead(side, settings):
         time.sleep(0.05)
         assert time.monotonic() - began < 30
     assert time.monotonic() - began >= 0.3, "the other one gets the full time again"
+
+
+def test_the_first_beat_after_an_outage_proves_nothing_of_the_time_before(side, settings, monkeypatch):
+    """The other one beat just before the outage, and comes back a second later than this one."""
+    settings.JOBS = {**settings.JOBS, "HEARTBEAT": 3, "DEAD_AFTER": 15}
+    now = 0.0
+    monkeypatch.setattr(rescue, "time", SimpleNamespace(monotonic=lambda: now))
+    own, other = (Node.objects.create(hostname="h", pid=pid) for pid in (1, 2))
+    for node in (own, other):
+        heartbeats.first(side, node.pk)
+    watch = rescue.Rescue(side, lambda: own.pk)
+    watch.run_once()
+    for now in (3.0, 13.0):  # noqa: B007
+        heartbeats.send(side, own.pk)
+        watch.run_once()
+    now = 15.5
+    assert not watch.run_once()["nodes"]
 
 
 def test_a_node_that_beats_again_while_another_is_buried_lives(side, settings, monkeypatch):
