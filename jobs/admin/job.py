@@ -90,11 +90,12 @@ def _took(job: Job) -> str:
 
 
 def _fault(job: Any) -> str:
-    """The last error in one line."""
+    """The last error, of which a list shows two lines, and all on hover."""
     if job.state == State.SUCCEEDED or not (job.error_type or job.error_message):
         return ""
     says = ": ".join(filter(None, (job.error_type, (job.error_message or "").partition("\n")[0])))
-    return Truncator(scrub(says, 500)).chars(90)
+    says = scrub(says, 500)
+    return format_html('<span class="job-fault" title="{}">{}</span>', says, Truncator(says).chars(150))
 
 
 def _as_call(job: Job) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from django.urls import reverse
 from playwright.sync_api import expect
@@ -26,9 +28,10 @@ def test_the_list_says_what_runs_when_and_how_it_went(visit):
     page = visit("*")
     page.goto(ENTRIES)
     report = page.locator("#result_list tbody tr").filter(has_text="report")
-    row = Schedule.objects.get(pk="report")
-    for name, shown in (("next", f"{row.next_tick:%H:%M:%S}"), ("last", f"{row.last_run:%H:%M:%S}"), ("missed", "3")):
+    for name, shown in (("next_in", "in "), ("last_ago", " ago"), ("missed", "3")):
         expect(report.locator(f".field-{name}")).to_contain_text(shown)
+    row = Schedule.objects.get(pk="report")
+    expect(report.locator(".field-next_in time")).to_have_attribute("title", re.compile(f"{row.next_tick:%H:%M:%S}"))
     expect(report.locator(".field-last_job_link")).to_contain_text(f"{str(last.pk)[-8:]} failed")
     expect(report.locator(".field-status")).to_have_text("in time")
     page.get_by_role("link", name="paused", exact=True).click()

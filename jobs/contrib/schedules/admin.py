@@ -35,7 +35,7 @@ def _last_job(row: Any) -> str:
 
 @admin.register(Schedule)
 class ScheduleAdmin(ReadOnlyAdmin):
-    list_display = ("name", "status", "next", "last", "last_job_link", "missed", "timing", "short_task")
+    list_display = ("name", "status", "next_in", "last_ago", "last_job_link", "missed", "timing", "short_task")
     list_filter = (("paused_at", whether(_("status"), _("not paused"), _("paused"))),)
     lookups = frozenset({"paused_at__isempty"})
     list_per_page = 100
@@ -55,6 +55,8 @@ class ScheduleAdmin(ReadOnlyAdmin):
     )
     short_task = html.short_task
     last_job_link = column(_("last job"), _last_job)
+    next_in = column(_("next run"), lambda row: html.ago(row.next_tick))
+    last_ago = column(_("last run"), lambda row: html.ago(row.last_run))
     next = time_column(_("next run"), "next_tick")
     last = time_column(_("last run"), "last_run")
     last_missed = time_column(_("last missed tick"), "missed_at")

@@ -202,6 +202,16 @@ def test_a_spike_is_cut_and_said():
     assert chart.top < 20
 
 
+def test_numbers_above_the_chart_do_not_overlap(staff):
+    for ago in range(2, 50):
+        tally(ago * MINUTE, 10)
+    for ago, count in ((51, 5000), (52, 7000), (20, 6000)):
+        tally(ago * MINUTE, count, task="shop.spike")
+    text = staff("view_job").get(URL).content.decode()
+    assert (text.count(">▲</text>"), text.count(">7000</text>"), text.count(">6010</text>")) == (3, 1, 1)
+    assert ">5000</text>" not in text, "beside a higher one"
+
+
 def test_its_place_has_no_page_of_a_row(admin_client):
     job = make(kwargs={"password": "s3cret"})
     for end in ("change/", "history/", "delete/"):

@@ -35,6 +35,8 @@ from jobs.operations.actions import OPERATIONS
 #: How many problems of a kind are not folded: all kinds have to fit on the first screen.
 OF_A_KIND = 2
 
+NEAR = 0.09  #: Texts above the chart that are closer than this part of its width would overlap.
+
 LABELS = {"hour": _("last hour"), "day": _("last day"), "week": _("last week")}
 BY = {"state": _("state"), "task": _("task"), "queue": _("queue")}
 
@@ -160,7 +162,7 @@ def _chart(board: Dashboard) -> dict[str, Any]:
         "chart_label": label,
         "bars": _bars(chart, series),
         "hours": _hours(chart.begins),
-        "cuts": [(_percent(place + 0.5, chart.begins), count) for place, count in chart.cut.items()],
+        "cuts": _cuts(chart),
         "legend": [(look, label, sum(counts)) for look, label, counts in series],
     }
 
@@ -176,6 +178,15 @@ def _bars(chart: Chart, series: list[tuple[Any, Any, list[int]]]) -> Iterator[An
                 parts.append((look, top, height))
                 says.append(f"{label}: {count}")
         yield number, ", ".join(says), parts
+
+
+def _cuts(chart: Chart) -> list[tuple[float, str]]:
+    """The places of bars that are cut, and what they count: of several close to each other only the highest does."""
+    named: list[int] = []
+    for place in sorted(chart.cut, key=lambda place: -chart.cut[place]):
+        if all(abs(place - other) >= NEAR * len(chart.begins) for other in named):
+            named.append(place)
+    return [(_percent(place + 0.5, chart.begins), str(n) if place in named else "") for place, n in chart.cut.items()]
 
 
 def _percent(number: float, begins: list[datetime.datetime]) -> float:
