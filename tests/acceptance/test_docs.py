@@ -6,6 +6,7 @@ import os
 import re
 import runpy
 
+import django
 import pytest
 from django.contrib.auth.models import Permission
 
@@ -72,6 +73,35 @@ def test_what_the_readme_says_runs_as_it_stands(tmp_path, database):
     said = project.outcome(key)
     assert said.startswith("succeeded")
     assert "Hello ann!" in said
+
+
+ENQUEUE = """
+import types
+from django.conf import settings
+from django.contrib.auth.models import User
+from accounts.views import answer, ask
+print(settings.CELERY_BROKER_URL)
+print(ask(types.SimpleNamespace(user=User.objects.create_user("ann", "ann@example.com"))).content.decode())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_what_the_page_of_django_tasks_says_runs_as_it_stands(tmp_path):
+    """In a project that knows no Celery, and without a broker."""
+    project = Project(tmp_path)
+    project.follow(DOCS / "howto" / "django-tasks.md")
+    if django.VERSION < (6,):
+        path = tmp_path / "accounts" / "tasks.py"
+        path.write_text(path.read_text().replace("from django.tasks", "from django_tasks"))
+    project.manage("jobs", "init", "--write")
+    project.manage("check", "--fail-level", "WARNING")
+    project.manage("migrate", "-v0")
+    broker, key = project.manage("shell", "-v0", "-c", ENQUEUE).split()[-2:]
+    assert broker == "jobs://"
+    said = project.outcome(key)
+    assert said.startswith("succeeded")
+    assert "amqp://" not in said
 
 
 @pytest.mark.slow

@@ -104,6 +104,47 @@ def test_init_adds_to_the_celery_app_that_there_is(tmp_path):
     assert "Nothing to add." in project.manage("jobs", "init")
 
 
+SPLIT = """
+from django.conf import settings
+from django.core.management import call_command
+call_command("check", fail_level="WARNING")
+print([settings.SETTINGS_MODULE, settings.CELERY_BROKER_URL, settings.CELERY_RESULT_BACKEND,
+sorted(settings.CELERY_BROKER_TRANSPORT_OPTIONS), settings.DATABASES["default"]["OPTIONS"]["timeout"]])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("broker_in", ["base", "dev, prod"])
+def test_init_with_split_settings_reaches_all_that_inherit(tmp_path, broker_in):
+    project = Project(tmp_path)
+    begin(project)
+    (tmp_path / "proj" / "settings").mkdir()
+    base = (tmp_path / "proj" / "settings.py").rename(tmp_path / "proj" / "settings" / "base.py")
+    for name in ("dev", "prod"):
+        (base.parent / f"{name}.py").write_text("from proj.settings.base import *\nCELERY_TASK_TIME_LIMIT = 7\n")
+    (base.parent / "__init__.py").touch()
+    for name, url in (("base", "redis://here/1"), ("dev", "redis://here/1"), ("prod", "amqp://there//")):
+        if name in broker_in:
+            with (base.parent / f"{name}.py").open("a") as file:
+                file.write(f'CELERY_BROKER_URL = "{url}"\n')
+    manage = tmp_path / "manage.py"
+    manage.write_text(manage.read_text().replace("proj.settings", "proj.settings.dev"))
+
+    shown = project.manage("jobs", "init", "--write")
+    assert "DJANGO_SETTINGS_MODULE" in shown
+    assert "(proj.settings.prod)" in shown
+    written = {path.stem for path in base.parent.glob("*.py") if "(CELERY_BROKER_URL, " in path.read_text()}
+    assert written == set(broker_in.split(", "))
+    assert "Nothing to add." in project.manage("jobs", "init", "--write")
+    for name in ("dev", "prod"):
+        seen = project.manage("shell", "-v0", "--settings", f"proj.settings.{name}", "-c", SPLIT)
+        is_rabbit = name == "prod" and broker_in != "base"
+        url, options = ("amqp://there//", "confirm_publish") if is_rabbit else ("redis://here/1", "socket_keepalive")
+        assert f"['proj.settings.{name}', '{url}', 'jobs.backend:Backend'" in seen
+        assert options in seen
+        assert seen.rstrip().endswith("20]")
+
+
 OWN = """
 from django.contrib import admin
 from django.db import models

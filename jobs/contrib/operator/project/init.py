@@ -14,6 +14,7 @@ from django.core.management.base import CommandError
 
 from jobs import checks
 from jobs.conf import celery_app, conf
+from jobs.contrib.operator.project.inherited import Family
 from jobs.contrib.operator.project.source import last_name
 from jobs.management.console.base import JobsCommand, option, subcommand
 
@@ -45,6 +46,7 @@ DATABASES["{alias}"].setdefault("OPTIONS", {{}}).update(
     transaction_mode="IMMEDIATE", timeout=20, init_command="PRAGMA journal_mode=WAL"
 )
 """
+BROKER = r"^\s*CELERY_BROKER_URL\s*="
 TASK_CLASS = 'task_cls="jobs.task:Task"'
 
 
@@ -96,7 +98,8 @@ def init(out: JobsCommand, args: Namespace) -> None:
     """Show what an existing project needs for its jobs, as a diff, or write it.
 
     Settings, the Celery app with its task_cls, and the import of the app. It only adds, and what is there already it
-    leaves alone, so it may run again. What it cannot do is said in words.
+    leaves alone, so it may run again. What it cannot do is said in words. Settings that inherit from each other (from
+    .base import *) get it where all of them have it.
 
     examples:
       manage.py jobs init
@@ -122,7 +125,14 @@ def init(out: JobsCommand, args: Namespace) -> None:
     if celery_app() is None and made_in not in plan.text(root):
         text = PACKAGE.format(module=made_in, name=name)
         plan.append(root, text.partition("\n")[0] + "  # noqa: E402, F401\n" if plan.text(root).strip() else text)
-    _give_settings(plan, path, args.broker, made)
+    family = Family(module)
+    _give_settings(plan, family, args.broker, made)
+    if made is None and len(family.last) > 1:
+        others = ", ".join(name for name in family.last if name != module)
+        plan.notes.append(
+            f"celery.py names {module}, as manage.py does. Where a worker needs other settings ({others}), set "
+            "DJANGO_SETTINGS_MODULE there."
+        )
     _tell(out, args, plan)
 
 
@@ -191,21 +201,42 @@ def _give_class(plan: Plan, made: Made) -> None:
         )
 
 
-def _give_settings(plan: Plan, path: Path, broker: str, made: Made | None) -> None:
+def _give_settings(plan: Plan, family: Family, broker: str, made: Made | None) -> None:
     if made is not None and _namespace(made) != "CELERY":
         plan.notes.append(
             f"{made.path} does not read its settings with config_from_object('django.conf:settings', "
             "namespace='CELERY'): write app.conf.update(celery_settings(BROKER_URL)) above what configures the app "
             "(from jobs.conf import celery_settings)."
         )
-    # Of all settings only ``celery_settings`` sets this one.
-    elif not hasattr(settings, "CELERY_BROKER_CHANNEL_ERROR_RETRY") and "celery_settings(" not in plan.text(path):
-        is_named = bool(getattr(settings, "CELERY_BROKER_URL", None))
-        plan.append(path, SETTINGS.format(broker="CELERY_BROKER_URL" if is_named else f'"{broker}"'))
+    else:
+        for module in _lacking(family):
+            is_named = family.finds(BROKER, module) or (
+                module == family.module and getattr(settings, "CELERY_BROKER_URL", None)
+            )
+            text = SETTINGS.format(broker="CELERY_BROKER_URL" if is_named else f'"{broker}"')
+            plan.append(family.paths[module], text)
+    for module in family.last:
+        if not family.finds(r"""["']jobs(\.apps\.\w+)?["']""", module) and module != family.module:
+            plan.notes.append(f'{family.paths[module]} has no "jobs" in its INSTALLED_APPS.')
     for message in checks.check_databases():
         if message.id == "jobs.E002":
             alias = next(alias for alias in conf().DATABASES if repr(alias) in message.msg)
-            plan.append(path, SQLITE.format(alias=alias))
+            place = family.finds(r"^\s*DATABASES\s*=", family.module) or family.module
+            plan.append(family.paths[place], SQLITE.format(alias=alias))
+
+
+def _lacking(family: Family) -> list[str]:
+    """The settings to which ``celery_settings`` has to be added, so that all that are named by processes have them."""
+    lacking = [name for name in family.last if not family.finds(r"celery_settings\(", name)]
+    # Of all settings only ``celery_settings`` sets this one: it may come from where no text shows it.
+    if hasattr(settings, "CELERY_BROKER_CHANNEL_ERROR_RETRY") and family.module in lacking:
+        lacking.remove(family.module)
+    if lacking != family.last or family.base is None:
+        return lacking
+    # What follows from the broker is reckoned where the broker is named.
+    above = {*family.chain(family.base)}
+    is_below = any(family.finds(BROKER, name) not in {None, *above} for name in family.last)
+    return lacking if is_below else [family.base]
 
 
 def _namespace(made: Made) -> str | None:
