@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from threading import Event
 from typing import Any
 
@@ -43,7 +44,8 @@ class Operator(Extension):
         from jobs.store.databases import SideDatabase, home
 
         if using == home():
-            orders.prune(SideDatabase(is_apart=False))
+            with closing(SideDatabase(is_apart=False)) as side:
+                orders.prune(side)
 
     def selects(self) -> dict[str, Any]:
         from jobs.contrib.operator.selection import FIELDS
