@@ -28,8 +28,6 @@ from jobs.conf.logs import log
 
 
 class JobSignal(Signal):
-    """A signal that is sent by tasks, known by name."""
-
     def __init__(self, name: str) -> None:
         super().__init__()
         self.name = name

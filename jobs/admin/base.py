@@ -272,7 +272,6 @@ class ReadOnlyAdmin(admin.ModelAdmin):
         return found
 
     def says(self, row: Any, name: str) -> bool:
-        """Whether a field says something of the row."""
         return getattr(row, (self.sources or {}).get(name, name), True) not in (None, "", 0, [], {})
 
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
@@ -346,5 +345,4 @@ def may(request: HttpRequest, codename: str) -> bool:
 
 
 def why_of(request: HttpRequest) -> str:
-    """The reason that the user wrote beside a button."""
     return scrub(request.POST.get("why", "").strip(), 1000)

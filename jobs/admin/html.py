@@ -67,7 +67,6 @@ def badge(look: str, label: Any) -> str:
 
 
 def state(name: str) -> str:
-    """The state of a job, as a badge."""
     return badge(f"job-{name}", State(name).label)
 
 
@@ -143,5 +142,4 @@ def link_to(row: Model, key: uuid.UUID | None) -> str:
 
 
 def short_link(key: uuid.UUID | None) -> str:
-    """A link to a job, for a list."""
     return NOTHING if key is None else link(str(key)[-DIGITS:], "job_change", key)

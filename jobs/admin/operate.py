@@ -19,8 +19,6 @@ from jobs.operations.actions import OPERATIONS, Operation, Outcome
 
 
 class OperableAdmin(ReadOnlyAdmin):
-    """The buttons of a job's page."""
-
     @page("<uuid:key>/operate/", "job_operate_one")
     @apart
     def operate_one(self, request: HttpRequest, key: uuid.UUID) -> HttpResponse:

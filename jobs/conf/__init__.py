@@ -390,7 +390,6 @@ def worker_command(*options: str) -> str:
 
 
 def service() -> str:
-    """The name of this service for others."""
     app = celery_app()
     return conf().SERVICE or (app and app.main) or "jobs"
 

@@ -25,7 +25,6 @@ def visible(text: str, keep: str = "") -> str:
 
 
 def fields(job: Any) -> dict[str, Any]:
-    """The fields of a line about this job."""
     node = None if job.node_id is None else str(job.node_id)
     return {"job": str(job.pk), "task": job.task, "queue": job.queue, "node": node, "lease": job.lease}
 

@@ -116,6 +116,5 @@ def scheduled(using: str) -> QuerySet[Any]:
 
 
 def paused() -> dict[str, Pause]:
-    """The paused queues, by name."""
     rows = [row for alias in conf().DATABASES for row in Pause.objects.using(alias).all()]
     return {row.queue: row for row in sorted(rows, key=lambda row: row.queue)}

@@ -131,7 +131,6 @@ class View:
 
     @cached_property
     def tasks(self) -> Mapping[str, Any]:
-        """The tasks that this process knows."""
         return getattr(loaded_app(), "tasks", {})
 
     @property

@@ -41,8 +41,6 @@ class Suspended(BaseException):
 
 @dataclass(eq=False)
 class Run:
-    """One claimed run of a job."""
-
     task: Any
     job: Job
     #: The database of the job.

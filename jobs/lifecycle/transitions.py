@@ -283,7 +283,6 @@ def heed(job: Job) -> bool:
 
 
 def owns(job: Job) -> bool:
-    """Whether this run still owns the job."""
     return owned(job).exists()
 
 

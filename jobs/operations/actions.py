@@ -112,7 +112,6 @@ class Operation:
         return signed(f"{participle} by hand", self.who, self.why)
 
     def note(self, key: uuid.UUID, using: str) -> None:
-        """Write it into the job's history."""
         note(key, using, self.name, self.value, self.who, self.why)
 
 

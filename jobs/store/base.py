@@ -129,8 +129,6 @@ def owned(job: Job) -> QuerySet[Job]:
 
 
 class Store:
-    """One database in which jobs live."""
-
     #: SQL for "now", as a column holds it.
     now = "statement_timestamp()"
 

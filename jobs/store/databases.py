@@ -156,7 +156,6 @@ def free(rows: QuerySet[M]) -> QuerySet[M]:
 
 
 def ask(using: str, sql: str, *params: Any) -> list[Any]:
-    """The rows that a statement finds."""
     with connections[using].cursor() as cursor:
         cursor.execute(sql, params)
         return cursor.fetchall()

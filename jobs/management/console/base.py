@@ -31,7 +31,6 @@ Option = tuple[str, dict[str, Any]]
 
 
 def option(flag: str, help: str, **settings: Any) -> Option:
-    """An argument for ``argparse``."""
     return flag, {"help": help, **settings}
 
 
