@@ -143,6 +143,11 @@ class Settings:
     #: they have the exceptions as they were raised, and filters of their own. An argument that was passed by its place
     #: and whose name is not known here comes as its number: ``"0"``. None: everything is shown.
     REDACT: str | None = None
+    #: Arguments that nobody may read in the database, by the name of a task or a pattern: ``{"hr.*": True, "shop.pay":
+    #: ["iban"]}``. They are read in the run, and in the admin by who may (``jobs.decrypt_job``).
+    ENCRYPT: Mapping[str, Any] = field(default_factory=dict)
+    #: Keys of cryptography's Fernet, the newest first: it encrypts, and all of them read.
+    ENCRYPT_KEYS: Sequence[str] = ()
     #: What becomes of a mail, an HTTP request, a cache write or a call of a stock task inside of an open transaction,
     #: which may roll back: ``"raise"`` (in tests), ``"warn"`` (Python's warnings), or None: nothing. The same of what a
     #: durable task does outside of its steps, also a write or a call: that happens again at each wake.
@@ -212,6 +217,9 @@ def problems() -> list[str]:
 def _problems_of(name: str, kind: Any, value: Any) -> Iterator[str]:
     if name in OPTIONS:
         yield from _problems_of_options(name, value)
+    elif name == "ENCRYPT":
+        if not isinstance(value, Mapping) or not all(each is True or _are_names(each) for each in value.values()):
+            yield f" must be a dict of True or lists of names, {{'hr.*': True, 'shop.pay': ['iban']}}, not {value!r}."
     elif name in RULES:
         pattern, rule = RULES[name]
         if not isinstance(value, str) or not re.fullmatch(pattern, value, re.DOTALL):
@@ -229,6 +237,10 @@ def _problems_of(name: str, kind: Any, value: Any) -> Iterator[str]:
         yield f" must be a number above 0 (a time: in seconds, or a timedelta), not {value!r}."
     elif kind is int and not isinstance(value, int):
         yield f" must be a whole number, not {value!r}."
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list | tuple | set) and bool(value) and all(isinstance(each, str) for each in value)
 
 
 def _is_above_0(value: Any) -> bool:

@@ -217,7 +217,11 @@ def _perform(run: Run) -> Steps:
                 return tell(run, None, None)
     while True:
         # A handler, or an attempt that was rolled back, may have changed what the call gave. A retry is made of it.
-        run.request.update(request.given(run.job))
+        try:
+            run.request.update(request.given(run.job))
+        except Exception as unreadable:
+            # A value of an extension's type, whose key is not here.
+            return finish.finish(run, unreadable)
         match _raised(run) if run.body is not None and not run.is_atomic else _attempt(run):
             case Committed(source, struck):
                 return tell(run, source, struck)

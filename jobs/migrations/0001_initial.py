@@ -125,7 +125,7 @@ class Migration(migrations.Migration):
                 'verbose_name': 'job',
                 'verbose_name_plural': 'jobs',
                 'db_table': 'jobs_job',
-                'permissions': [('retry_job', 'Can retry jobs, and run them now'), ('cancel_job', 'Can cancel jobs'), ('kill_job', 'Can kill running jobs')],
+                'permissions': [('retry_job', 'Can retry jobs, and run them now'), ('cancel_job', 'Can cancel jobs'), ('kill_job', 'Can kill running jobs'), ('decrypt_job', 'Can read encrypted arguments')],
             },
         ),
         migrations.CreateModel(

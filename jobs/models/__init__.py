@@ -192,6 +192,7 @@ class Job(Completed):
             ("retry_job", _("Can retry jobs, and run them now")),
             ("cancel_job", _("Can cancel jobs")),
             ("kill_job", _("Can kill running jobs")),
+            ("decrypt_job", _("Can read encrypted arguments")),
         ]
         constraints: ClassVar = [
             models.CheckConstraint(name="jobs_job_state", condition=Q(state__in=State.values)),

@@ -163,7 +163,7 @@ def decoded(value: Any) -> Any:
 
 
 def _text(value: str, where: str) -> str:
-    if type(value) is Repr:
+    if isinstance(value, Repr):
         raise TypeError(f"{where} is only the repr() of a result that was not JSON ({value[:100]}): {_CURES[-1][1]}")
     value = str.__str__(value)
     if "\0" in value:

@@ -406,6 +406,12 @@ def schedules(examples: Examples) -> None:
     test.debug()
 
 
+@reads("docs/howto/encrypt.md")
+def encrypt(examples: Examples) -> None:
+    os.environ["JOBS_ENCRYPT_KEYS"] = "0123456789abcdef" * 2 + "0123456789a="
+    examples.run_settings()
+
+
 @reads("docs/howto/tags.md")
 def tags(examples: Examples) -> None:
     ada = User.objects.create_user("ada")

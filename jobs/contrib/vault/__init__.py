@@ -1,0 +1,1 @@
+"""Arguments that nobody may read in the database: ``JOBS["ENCRYPT"]``."""

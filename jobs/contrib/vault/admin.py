@@ -1,0 +1,29 @@
+"""The encrypted arguments of a job, on its page, for who may read them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import HttpRequest
+from django.utils.html import format_html
+from django.utils.translation import gettext
+
+from jobs.admin import html
+from jobs.admin.base import may
+from jobs.contrib.vault.tokens import CannotDecrypt, is_token, revealed
+from jobs.inspection.view import View
+from jobs.lifecycle.shown import shown
+
+
+def job_page(request: HttpRequest, view: View) -> dict[str, str]:
+    job: Any = view.job
+    given = [*job.args, *job.kwargs.values()] if isinstance(job.args, list) and isinstance(job.kwargs, dict) else []
+    if not any(map(is_token, given)) or not may(request, "decrypt_job"):
+        return {}
+    try:
+        with revealed():
+            seen = shown(job)
+            text = html.pretty({"args": seen.args, "kwargs": seen.kwargs})
+    except CannotDecrypt as exc:
+        text = str(exc)
+    return {"related": format_html("<dt>{}</dt><dd>{}</dd>", gettext("Decrypted arguments"), text)}

@@ -1,0 +1,63 @@
+"""``manage.py jobs encrypt``: after a change of the keys, or of what is encrypted."""
+
+from argparse import Namespace
+from collections import Counter
+from typing import Any
+
+from django.core.management.base import CommandError
+
+from jobs.conf import conf, loaded_app
+from jobs.contrib.vault.seal import sealed
+from jobs.contrib.vault.tokens import CannotDecrypt, is_token, new_key, renewed
+from jobs.management.console.base import DRY_RUN, JobsCommand, option, subcommand
+from jobs.models import Job
+
+
+@subcommand(option("--new-key", "print a new key, and do nothing else", action="store_true"), DRY_RUN)
+def encrypt(out: JobsCommand, args: Namespace) -> None:
+    """Encrypt the arguments of all jobs with the newest key, as JOBS['ENCRYPT'] says now.
+
+    For a new key: put it first in JOBS['ENCRYPT_KEYS'], restart all processes, run this, then remove the old one.
+    It reads all jobs, and may run at any time, and again. The exit status is 1 if some could not be decrypted.
+
+    examples:
+      manage.py jobs encrypt --new-key
+      manage.py jobs encrypt --dry-run
+      manage.py jobs encrypt
+    """
+    if args.new_key:
+        out.say_json({"key": (key := new_key())})
+        out.say(key)
+        return
+    loaded_app()
+    done: Counter[str] = Counter(changed=0, unreadable=0)
+    for alias in conf().DATABASES:
+        rows = Job.objects.using(alias).only("pk", "task", "args", "kwargs", "lease", "state").order_by("pk")
+        page = list(rows[: conf().BATCH])
+        while page:
+            for job in page:
+                done[_encrypt(job, args.dry_run)] += 1
+            page = list(rows.filter(pk__gt=page[-1].pk)[: conf().BATCH])
+    out.say_json({"dry_run": args.dry_run, "changed": done["changed"], "unreadable": done["unreadable"]})
+    out.say(f"{done['changed']} {'would be ' if args.dry_run else ''}changed, {done['unreadable']} cannot be decrypted")
+    if done["unreadable"]:
+        raise CommandError("The key of some is not in JOBS['ENCRYPT_KEYS'].")
+
+
+def _encrypt(job: Any, is_dry: bool) -> str:
+    if not isinstance(job.args, list) or not isinstance(job.kwargs, dict):
+        return "odd"
+    try:
+        given = [_renewed(value) for value in job.args], {name: _renewed(value) for name, value in job.kwargs.items()}
+    except CannotDecrypt:
+        return "unreadable"
+    args, kwargs = sealed(job.task, *given)
+    if (args, kwargs) == (job.args, job.kwargs):
+        return "same"
+    # Race: a retry may have given it other arguments.
+    own = Job.objects.using(job._state.db).filter(pk=job.pk, lease=job.lease, state=job.state)
+    return "changed" if is_dry or own.update(args=args, kwargs=kwargs) else "same"
+
+
+def _renewed(value: Any) -> Any:
+    return renewed(value) if is_token(value) else value

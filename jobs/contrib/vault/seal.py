@@ -1,0 +1,67 @@
+"""Which arguments of a call are encrypted, and how they come into its row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from jobs.conf import celery_app, conf, own_tasks
+from jobs.contrib.vault.tokens import encrypt, is_token
+from jobs.models import Job
+
+#: Options of a call that have other calls in them.
+FOLLOWERS = ("link", "link_error", "chain", "chord")
+
+
+def of_task(name: str) -> frozenset[str] | None:
+    """The names of the arguments that are encrypted of a task; empty: all of them; None: none."""
+    found = [each for pattern, each in conf().ENCRYPT.items() if fnmatchcase(name, pattern)]
+    if not found or name in own_tasks():
+        return None
+    return frozenset() if True in found else frozenset().union(*found)
+
+
+def seal(task: Any, job: Job) -> None:
+    """Encrypt what the settings say, in a row that is about to be written. It holds for a retry as well."""
+    job.args, job.kwargs = sealed(job.task, job.args, job.kwargs)
+    if any(name in job.options for name in FOLLOWERS):
+        job.options = {**job.options, **{name: _inside(job.options[name]) for name in FOLLOWERS if name in job.options}}
+
+
+def sealed(name: str, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    if (names := of_task(name)) is None:
+        return args, kwargs
+    positions = _names(name, len(args)) if names else [""] * len(args)
+    return (
+        [_seal(value) if not names or place in names else value for value, place in zip(args, positions, strict=True)],
+        {key: _seal(value) if not names or key in names else value for key, value in kwargs.items()},
+    )
+
+
+def _seal(value: Any) -> Any:
+    return value if is_token(value) else encrypt(value)
+
+
+def _inside(value: Any) -> Any:
+    """The signatures in what follows a call."""
+    if isinstance(value, list):
+        return [_inside(each) for each in value]
+    if not isinstance(value, Mapping):
+        return value
+    found = {key: _inside(each) for key, each in value.items()}
+    if isinstance(name := found.get("task"), str) and "args" in found and "kwargs" in found:
+        found["args"], found["kwargs"] = sealed(name, list(found["args"] or ()), dict(found["kwargs"] or {}))
+    return found
+
+
+def _names(name: str, most: int) -> list[str]:
+    """The names of the positional arguments. Of a task that is not known here all are taken for secret ones."""
+    task: Any = getattr(celery_app(), "tasks", {}).get(name)
+    if not hasattr(task, "body_signature"):
+        secret = of_task(name) or [""]
+        return [next(iter(secret))] * most
+    parameters = list(task.body_signature.parameters.values())
+    names = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    rest = [each.name for each in parameters if each.kind is each.VAR_POSITIONAL]
+    return (names + rest * most)[:most]

@@ -1,0 +1,115 @@
+"""Values as tokens: encrypted with the first of ``JOBS["ENCRYPT_KEYS"]``, and read with any of them.
+
+A token stands in a row as ``{"__type__": "encrypted", "__value__": ...}``, which ``jobs.models.values.decoded`` reads:
+in a run, and in a block of :func:`revealed`. Elsewhere a text stands for it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import lru_cache
+from importlib import import_module
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from kombu.utils.json import register_type
+
+from jobs.conf import conf
+from jobs.lifecycle.run import current_run
+from jobs.models.values import Repr, decoded
+
+TYPE = "encrypted"
+
+_revealed: ContextVar[bool] = ContextVar("jobs.vault.revealed", default=False)
+
+
+class Encrypted(Repr):
+    """What stands for a value where it may not be read. No job can carry it on."""
+
+
+class CannotDecrypt(RuntimeError):
+    """None of the keys made the token."""
+
+
+@contextmanager
+def revealed() -> Iterator[None]:
+    """Values are read in the block."""
+    before = _revealed.set(True)
+    try:
+        yield
+    finally:
+        _revealed.reset(before)
+
+
+def encrypt(value: Any) -> dict[str, str]:
+    """Plain JSON data as a token. ``ImproperlyConfigured``: there is no key, or no cryptography."""
+    text = json.dumps(value, ensure_ascii=False).encode()
+    return {"__type__": TYPE, "__value__": _keys().encrypt(text).decode()}
+
+
+def is_token(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("__type__") == TYPE and value.keys() == {"__type__", "__value__"}
+
+
+def renewed(value: dict[str, str]) -> dict[str, str]:
+    """The same value under the first key; the same token, if it is. Raises :class:`CannotDecrypt`."""
+    token = value["__value__"].encode()
+    try:
+        _keys(is_first=True).decrypt(token)
+    except _library().InvalidToken:
+        return {**value, "__value__": _keys().encrypt(_decrypt(token)).decode()}
+    return value
+
+
+def _read(token: str) -> Any:
+    if current_run() is None and not _revealed.get():
+        return Encrypted("(encrypted)")
+    return decoded(json.loads(_decrypt(token.encode())))
+
+
+def _decrypt(token: bytes) -> bytes:
+    try:
+        found: bytes = _keys().decrypt(token)
+    except _library().InvalidToken:
+        raise CannotDecrypt(
+            "none of JOBS['ENCRYPT_KEYS'] made this value: add the key that was the first when the job was called"
+        ) from None
+    return found
+
+
+def _keys(is_first: bool = False) -> Any:
+    keys = tuple(conf().ENCRYPT_KEYS)
+    return _fernet(keys[:1] if is_first else keys)
+
+
+def new_key() -> str:
+    return str(_library().Fernet.generate_key().decode())
+
+
+def _library() -> Any:
+    try:
+        return import_module("cryptography.fernet")
+    except ImportError:
+        cure = "pip install 'django-transactional-jobs[encryption]'"
+        raise ImproperlyConfigured(f"JOBS['ENCRYPT'] needs cryptography: {cure}") from None
+
+
+@lru_cache(maxsize=10)
+def _fernet(keys: tuple[str, ...]) -> Any:
+    library = _library()
+    try:
+        made = [library.Fernet(key) for key in keys]
+    except ValueError:
+        made = []
+    if not made:
+        raise ImproperlyConfigured(
+            "JOBS['ENCRYPT_KEYS'] must be keys of cryptography's Fernet, the newest first; "
+            "manage.py jobs encrypt --new-key makes one"
+        )
+    return library.MultiFernet(made)
+
+
+register_type(Encrypted, TYPE, str, _read)
