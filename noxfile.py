@@ -46,13 +46,14 @@ BINARY = {"psycopg": "psycopg[binary,pool]", "psycopg2": "psycopg2-binary", "cel
 
 
 def run(session: nox.Session, packages: dict[str, str]) -> None:
-    """The core's tests that every database and broker sees, on SQLite and on PostgreSQL: with real workers, killed."""
+    """The core's tests that every database sees, on SQLite, and on PostgreSQL with workers that are killed."""
     pins = [f"{BINARY.get(name, name)}=={release}.*" for name, release in packages.items() if name != "Python"]
     own_tasks = ["django-tasks>=0.12,<0.13"] if packages["Django"] < "6" else []
     session.install("--quiet", *pins, *own_tasks, *TOOLS.split())
     pytest = ["python", "-m", "pytest", "-q", "-p", "no:randomly"]
-    session.run(*pytest, "-n", "2", "-m", "core and not slow", "tests/core", *session.posargs)
-    session.run(*pytest, "-n", "0", "tests/core/conf/test_private.py", *session.posargs)
+    rooms = "--ignore=tests/core/worker/test_sigkill.py", "tests/core"
+    session.run(*pytest, "-n", "0", "-m", "core and not slow", *rooms, *session.posargs)
+    session.run(*pytest, "-n", "0", "tests/core/conf/test_private.py")
     # The server is the machine's, or a wheel's.
     env = {"JOBS_TEST_COMBINATION": "1"}
     session.run(*pytest, "-n", "0", "tests/acceptance/test_matrix.py", "-k", "combination", env=env)

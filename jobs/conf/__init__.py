@@ -254,7 +254,9 @@ def _problems_of_options(name: str, given: Any) -> Iterator[str]:
     # Without any no extension is asked: they are not there before Django has the apps.
     checks = extensions.through("queue_options") if given and name == "QUEUES" else ()
     read_by = {check: [*signature(check).parameters] for check in checks}
-    known = task_option_names() if given and name == "TASKS" else [each for names in read_by.values() for each in names]
+    # With max_retries a task whose code is not yours says itself how often it is retried: not at all, with 0.
+    of_tasks = [*task_option_names(), "max_retries"] if given and name == "TASKS" else []
+    known = of_tasks or [each for names in read_by.values() for each in names]
     says = f"The options are {', '.join(known)}." if known else "Nothing that is installed reads one: leave it out."
     for pattern, options in given.items():
         if odd := [str(each) for each in options if each not in known]:

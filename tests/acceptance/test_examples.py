@@ -285,6 +285,18 @@ def limits(examples: Examples) -> None:
     examples.run_settings()
 
 
+@reads("docs/howto/migrate-from-celery.md")
+def migrate_from_celery(examples: Examples) -> None:
+    found = examples.run()
+    customer = Customer.objects.create(name="ann", email="ann@example.com")
+    for _ in range(2):
+        found.welcome.delay(customer.pk)
+    run_jobs()
+    assert len(mail.outbox) == 1
+    examples.run_settings()
+    assert not examples.run().is_long
+
+
 @reads("docs/howto/locks.md")
 def locks(examples: Examples) -> None:
     found = examples.run()

@@ -10,6 +10,7 @@ The body of a durable task is watched in another way: what is in none of its ste
 from __future__ import annotations
 
 import http.client
+import inspect
 import re
 import smtplib
 import warnings
@@ -25,6 +26,7 @@ from django.conf import settings
 from django.core.cache import caches
 from django.core.mail import EmailMessage
 from django.db import connections
+from django.db.transaction import Atomic
 
 from jobs.conf import conf
 from jobs.errors import NotIsolated, NotIsolatedWarning
@@ -73,6 +75,9 @@ WRITES = ("set", "add", "incr", "delete", "touch", "set_many", "delete_many", "c
 
 #: The mode and what is allowed, as the innermost block around says it; None without a block.
 _around: ContextVar[tuple[str | None, tuple[str, ...]] | None] = ContextVar("jobs.isolation", default=None)
+
+#: The run in whose body a block of ``atomic()`` ended last, and where that stands.
+_inner: ContextVar[tuple[Any, ...]] = ContextVar("jobs.isolation.inner", default=())
 
 #: In the body of a durable task: says whether it is outside of its steps.
 _outside: ContextVar[Callable[[], bool] | None] = ContextVar("jobs.isolation.outside", default=None)
@@ -137,6 +142,9 @@ def check(kind: str, what: str) -> None:
         wrong, cure, cure_of_body = TEXTS[kind]
         if job is not None:
             cure = IN_GROUP if is_grouped else cure_of_body if outside is None else IN_STEP
+        if job is not None and _inner.get()[:1] == (run,) and not is_grouped and outside is None:
+            wrong += f", and so may the block of atomic() that ended at {_inner.get()[1]}, which is no commit here"
+            cure = f"JOBS['TASKS'] = {{{job.task!r}: {{'atomic': False}}}}, with which it is one, or {cure}"
     names = [*([] if is_grouped else [kind]), *([job.task] if job else [])]
     text = (
         f"{what} {where}: it {wrong}. Cure: {cure}. If it is all right, add {' or '.join(map(repr, names))} to "
@@ -200,6 +208,28 @@ def install() -> None:
     """Watch this process; a second time only what has come since."""
     for place in places():
         _watch(*place)
+    if not hasattr(Atomic.__exit__, "is_watched_by_jobs"):
+        Atomic.__exit__ = _noting(Atomic.__exit__)  # type: ignore[method-assign]
+
+
+def _noting(leave: Callable[..., Any]) -> Callable[..., Any]:
+    """A block of ``atomic()`` in a body commits nothing if the body has a transaction of its own: note where it was."""
+
+    @wraps(leave)
+    def noting(self: Any, exc_type: Any, *exc: Any) -> Any:
+        left = leave(self, exc_type, *exc)
+        run = current_run()
+        if run is not None and exc_type is None and databases.in_transaction(run.using):
+            frame = inspect.currentframe()
+            while frame and (name := frame.f_globals.get("__name__", "")) in (__name__, "contextlib"):
+                frame = frame.f_back
+            # What Django and jobs have of them themselves is no claim of the body's.
+            if frame is not None and name.partition(".")[0] not in ("django", __name__.partition(".")[0]):
+                _inner.set((run, f"{frame.f_code.co_filename}:{frame.f_lineno}"))
+        return left
+
+    noting.is_watched_by_jobs = True  # type: ignore[attr-defined]
+    return noting
 
 
 def _watch(owner: type, name: str, kind: str, describe: Callable[[Any], str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import smtplib
 import threading
 import urllib.request
@@ -17,6 +18,8 @@ from kombu import pools
 
 from jobs.errors import NotIsolated, NotIsolatedWarning
 from jobs.testing import isolation, run_jobs
+from tests.helpers.harness import effects
+from tests.models import Effect
 
 pytestmark = [pytest.mark.database]
 
@@ -171,3 +174,40 @@ def test_what_is_allowed_elsewhere_is_not_in_the_body_of_a_grouped_task(settings
     with isolation(allow=[mails_in_a_group.name]):
         [job] = run_jobs()
     assert (job.state, len(mail.outbox)) == ("succeeded", 1)
+
+
+@shared_task
+def claims_and_mails():
+    with transaction.atomic():
+        Effect.objects.create(key="claimed")
+    send_mail()
+
+
+@shared_task(atomic=False)
+def claims_by_itself():
+    with transaction.atomic():
+        Effect.objects.create(key="claimed")
+    send_mail()
+
+
+def test_a_claim_that_the_body_does_not_commit_before_it_acts_is_said_with_its_place():
+    """With Celery a run that comes after a crash would find it."""
+    claims_and_mails.delay()
+    place = rf"{re.escape(__file__)}:{claims_and_mails.run.__code__.co_firstlineno + 2}"
+    with isolation(), pytest.raises(NotIsolated, match=rf"ended at {place}, which.*'atomic': False"):
+        run_jobs(raises=True)
+
+
+def test_a_claim_that_is_committed_is_none(case):
+    claims_by_itself.delay()
+    with isolation():
+        run_jobs(raises=True)
+    assert effects() == {"claimed": 1}
+
+
+def test_a_block_of_another_run_is_not_meant():
+    claims_by_itself.delay()
+    mails.delay()
+    with isolation(), pytest.raises(NotIsolated) as raised:
+        run_jobs(raises=True)
+    assert "ended at" not in str(raised.value)

@@ -12,6 +12,7 @@ from tests.helpers.project import Project
 SETTINGS = """
 INSTALLED_APPS += ["jobs", "accounts", "django_celery_beat"]
 DATABASES["default"]["OPTIONS"] = {"transaction_mode": "IMMEDIATE"}
+JOBS = {"TASKS": {"*.named_in_the_settings": {"atomic": False, "max_retries": 0}}}
 CELERY_BROKER_URL = "memory://"
 CELERY_TASK_TIME_LIMIT = 60
 CELERY_WORKER_PREFETCH_MULTIPLIER = 8
@@ -31,8 +32,10 @@ app.autodiscover_tasks()
 #: A line that ends with a comment is named with a text like it; all others are fine.
 TASKS = """
 import jobs
+import requests
 from celery import Task, shared_task
 from django.contrib.auth.models import User
+from django.core.mail import send_mail
 from django.db import close_old_connections, connection, transaction
 
 
@@ -87,6 +90,106 @@ def body():
     transaction.on_commit(lambda: fine.delay(1))  # needless: on_commit() around a call
 
 
+def notify(user):
+    send_mail("Hello", "", None, [user.email])
+
+
+@shared_task
+def claims(pk):
+    with transaction.atomic():  # differs: not before send_mail() in line
+        user = User.objects.select_for_update().get(pk=pk)
+        if user.is_staff:
+            return
+        user.is_staff = True
+        user.save(update_fields=["is_staff"])
+    send_mail("Hello", "", None, [user.email])
+
+
+@shared_task
+def claims_and_calls(pk):
+    try:
+        with transaction.atomic():  # differs: not before notify() in line
+            User.objects.filter(pk=pk).update(is_staff=True)
+        user = User.objects.get(pk=pk)
+    finally:
+        notify(user)
+
+
+@shared_task(base=jobs.Task, atomic=False)
+def commits_itself(pk):
+    with transaction.atomic():
+        User.objects.filter(pk=pk).update(is_staff=True)
+    send_mail("Hello", "", None, [])
+
+
+@shared_task
+def named_in_the_settings(pk):
+    with transaction.atomic():
+        User.objects.filter(pk=pk).update(is_staff=True)
+    requests.post("https://example.com", timeout=3)
+
+
+@shared_task
+def sends_before_it_writes(pk):
+    requests.get("https://example.com", timeout=3)
+    with transaction.atomic():
+        User.objects.filter(pk=pk).update(is_staff=True)
+
+
+@shared_task
+def does_one_or_the_other(pk):
+    if pk:
+        with transaction.atomic():
+            User.objects.filter(pk=pk).update(is_staff=True)
+    else:
+        notify(pk)
+
+
+@shared_task
+def ends_before(pk):
+    if pk:
+        with transaction.atomic():
+            User.objects.filter(pk=pk).update(is_staff=True)
+        return
+    notify(pk)
+
+
+@shared_task
+def reads_only(pk):
+    with transaction.atomic():
+        user = User.objects.select_for_update().get(pk=pk)
+        {}.update(a=1)
+    notify(user)
+
+
+@shared_task(bind=True)
+def tells_of_its_retry(self, pk):
+    try:
+        user = User.objects.get(pk=pk)
+    except OSError as exc:
+        user.first_name = "failed"
+        user.save()
+        raise self.retry(exc=exc)  # differs: saved before self.retry()
+
+
+@shared_task(bind=True)
+def tries_again(self, pk):
+    User.objects.filter(pk=pk).update(first_name="tried")
+    try:
+        requests.get("https://example.com", timeout=3)
+    except OSError as exc:
+        raise self.retry(exc=exc)
+
+
+class Aware(jobs.Task):
+    def apply_async(self, *args, **kwargs):  # needless: apply_async() waits for the commit
+        transaction.on_commit(lambda: super(Aware, self).apply_async(*args, **kwargs))
+
+
+@shared_task(base=Aware)
+def with_a_base(user: User): ...
+
+
 @shared_task
 def taker(number: int, user: "User | None"):  # breaks: takes a model instance
     fine.delay(user)  # breaks: gets user, a model instance
@@ -94,6 +197,8 @@ def taker(number: int, user: "User | None"):  # breaks: takes a model instance
 VIEWS = """
 from functools import partial
 
+from celery import chain
+from celery.result import AsyncResult
 from django.contrib.auth import models
 from django.contrib.auth.models import User
 from django.db import transaction
@@ -122,6 +227,19 @@ def sign_up(request, other: models.User):
     fine.apply_async((1,), serializer="pickle")  # breaks: serializer='pickle'
     fine.apply_async((1,), task_id=f"once-{user}")  # breaks: no UUID
     fine.apply_async((1,), count_down=3)  # breaks: did you mean `countdown`
+    transaction.on_commit(chain(fine.si(1), fine.si(2)).apply_async)  # needless: on_commit() around a call
+
+
+def is_busy(client, key):
+    return client.llen(key) + client.llen("orders")
+
+
+def is_long(client):
+    return client.llen("celery") > 100  # differs: the length of a broker's list
+
+
+def asked(request, key):
+    return AsyncResult(key).ready()  # differs: somebody asks for a result
 
 
 async def later(request):
@@ -147,6 +265,7 @@ def test_what_changes_is_named_at_its_place_and_nothing_else(tmp_path):
     (tmp_path / "proj" / "celery.py").write_text(CELERY)
     (tmp_path / "django_celery_beat").mkdir()
     (tmp_path / "django_celery_beat" / "__init__.py").touch()
+    (tmp_path / "requests.py").touch()
     (tmp_path / "accounts" / "tasks.py").write_text(TASKS)
     (tmp_path / "accounts" / "views.py").write_text(VIEWS)
     said = json.loads(project.manage("jobs", "audit", "--json"))

@@ -16,7 +16,7 @@ from kombu.common import Broadcast
 
 from jobs import checks
 from jobs.calling.options import check_call, check_declaration
-from jobs.conf import conf, problems
+from jobs.conf import conf, problems, task_options
 from jobs.contrib.operator import checks as project
 from jobs.contrib.operator.project import source
 from jobs.contrib.operator.project.source import BREAKS, DIFFERS, NEEDLESS, Finding
@@ -62,8 +62,11 @@ def audit(out: JobsCommand, args: Namespace) -> None:
     for task in tasks:
         found += _task(task)
     files = sorted(set(source.files()))
+    known = source.Known(
+        frozenset(task.name.rpartition(".")[2] for task in tasks if _commits(task)), frozenset(app.amqp.queues or ())
+    )
     for path in files:
-        found += source.read(path)
+        found += source.read(path, known)
     count = Counter(each.kind for each in found)
     for each in found:
         style = {BREAKS: out.style.ERROR, DIFFERS: out.style.WARNING}.get(each.kind, out.style.SUCCESS)
@@ -128,6 +131,12 @@ def _beat(app: Celery) -> Iterator[Finding]:
 def _is_meant(name: str, task: Any) -> bool:
     own = type(task).__module__.partition(".")[0] == __name__.partition(".")[0]
     return not (name.startswith("celery.") or own or project.is_excluded(name))
+
+
+def _commits(task: Any) -> bool:
+    """Whether its body commits by itself."""
+    options = {} if problems() else task_options(task.name)
+    return options.get("atomic", getattr(task, "atomic", True)) is False
 
 
 def _place(task: Any) -> str:

@@ -17,6 +17,8 @@ import jobs
 from jobs import checks
 from jobs.calling.options import OF_A_CALL, check_call
 from jobs.conf import conf, problems
+from jobs.contrib.operator.project import bodies
+from jobs.contrib.operator.project.bodies import last as last_name
 from jobs.models.values import parse_uuid
 
 #: What a finding means: it breaks after the switch, differs from before, or is not needed any more.
@@ -52,6 +54,19 @@ CLOSING = {
 }
 
 
+#: What a method does that puts calls off; what else there is to say of a file, with the cure.
+WAITS = "waits for the commit and returns None: a job that is made after the commit can be lost before it is"
+LENGTH = (
+    "the length of a broker's list: no job is in it, so it says 0",
+    "Job.objects.filter(queue=NAME, state='ready').count() of jobs.models.",
+)
+WAITED_FOR = (
+    "somebody asks for a result: that of a task which says nothing of retries may come a day later, if what failed may "
+    "pass",
+    "Give the task max_retries=0, in its code or by JOBS['TASKS'], and it fails at once.",
+)
+
+
 class Finding(NamedTuple):
     """A finding: the place, what it means, a sentence and the cure."""
 
@@ -67,26 +82,82 @@ def files() -> Iterator[Path]:
     roots = {Path(each.path) for each in apps.get_app_configs()}
     if package is not None and package.origin:
         roots.add(Path(package.origin).parent)
+    # A product that is installed is the project: its package has the settings, or is said in JOBS["APPS"].
+    own = [Path(each).resolve() for name in _packages() if (each := _home(name))]
     for root in roots - {Path(jobs.__file__).parent}:
+        is_own = any(root.resolve().is_relative_to(each) for each in own)
         for path in root.rglob("*.py"):
-            if not {"site-packages", "dist-packages", "migrations"} & set(path.parts):
+            others = {"site-packages", "dist-packages"} & set(path.parts)
+            if "migrations" not in path.parts and (is_own or not others):
                 yield path
 
 
-def read(path: Path) -> Iterator[Finding]:
+def _packages() -> Iterator[str]:
+    yield str(settings.SETTINGS_MODULE).partition(".")[0]
+    yield from () if problems() else conf().APPS
+
+
+def _home(name: str) -> Path | None:
+    """The folder of a package."""
     try:
-        tree = ast.parse(path.read_bytes())
+        found = find_spec(name)
+    except (ImportError, ValueError):
+        return None
+    return (
+        Path(found.origin).parent if found is not None and found.submodule_search_locations and found.origin else None
+    )
+
+
+class Known(NamedTuple):
+    """What the project's Celery app tells about its source."""
+
+    #: The last parts of the names of tasks whose bodies commit by themselves (``atomic=False``).
+    own_commits: frozenset[str] = frozenset()
+    queues: frozenset[str] = frozenset()
+
+
+def read(path: Path, known: Known) -> Iterator[Finding]:
+    text = path.read_bytes()
+    try:
+        tree = ast.parse(text)
     except (SyntaxError, ValueError):
         return
     name = os.path.relpath(path)
+    leaving = bodies.leaving(tree) if b"atomic" in text else set()
     for task in (each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef) and _is_task(each)):
         for call in _calls(task):
             yield from (Finding(f"{name}:{call.lineno}", *said) for said in _in_body(call))
+        if task.name not in known.own_commits and not _says_atomic_false(task):
+            yield from (Finding(f"{name}:{line}", *said) for line, *said in _commits(task, leaving))
+    overrides = list(bodies.waits_for_commit(tree)) if b"on_commit" in text else []
+    within = {call for method in overrides for call in _calls(method)}
     for call in _calls(tree):
-        yield from (Finding(f"{name}:{call.lineno}", *said) for said in (*_on_commit(call), *_options(call)))
+        said_of = _options(call) if call in within else (*_on_commit(call), *_options(call))
+        yield from (Finding(f"{name}:{call.lineno}", *said) for said in said_of)
+    for method in overrides:
+        yield Finding(f"{name}:{method.lineno}", NEEDLESS, f"{method.name}() {WAITS}", "Remove it: calls are rows.")
+    for line in bodies.lengths(tree, known.queues) if b"llen" in text else ():
+        yield Finding(f"{name}:{line}", DIFFERS, *LENGTH)
+    if b"AsyncResult" in text and not problems() and conf().RETRY is not None:
+        yield from (Finding(f"{name}:{line}", DIFFERS, *WAITED_FOR) for line in bodies.results(tree))
     values = Values({model.__name__ for model in apps.get_models()})
     values.visit(tree)
     yield from (Finding(f"{name}:{line}", BREAKS, says, cure) for line, says, cure in values.found)
+
+
+def _commits(task: ast.FunctionDef, leaving: set[str]) -> Iterator[tuple[int, str, str, str]]:
+    """What a body commits by itself before it goes on: with jobs that is a savepoint of the job's own transaction."""
+    cure = f"Set JOBS = {{'TASKS': {{'*.{task.name}': {{'atomic': False}}}}}}: its blocks commit then as they do now."
+    for line, what in bodies.claims(task, leaving):
+        says = f"this block is committed with the job, and not before {what}: a process that dies there does both again"
+        yield line, DIFFERS, says, cure
+    for line in bodies.saved_before_retry(task):
+        yield line, DIFFERS, "what is saved before self.retry() is rolled back with the attempt", cure
+
+
+def _says_atomic_false(node: ast.FunctionDef) -> bool:
+    options = [each for call in node.decorator_list if isinstance(call, ast.Call) for each in call.keywords]
+    return any(each.arg == "atomic" and getattr(each.value, "value", None) is False for each in options)
 
 
 def _calls(tree: ast.AST) -> Iterator[ast.Call]:
@@ -157,7 +228,9 @@ class Values(ast.NodeVisitor):
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
         known = {each.arg: "instance" if self._is_model(each.annotation) else None for each in given}
-        if any("task" in ast.unparse(each) for each in node.decorator_list):
+        decorators = [ast.unparse(each) for each in node.decorator_list]
+        # A base class may read the row before it calls the body.
+        if any("task" in each and "base=" not in each for each in decorators):
             for each in given:
                 if known[each.arg]:
                     says = f"the task {node.name} takes a model instance, {ast.unparse(each)}"
@@ -245,8 +318,3 @@ class Values(ast.NodeVisitor):
         if method in ONE or name in self.models or name in ("get_object_or_404", "aget_object_or_404"):
             return "instance"
         return "queryset" if method in MANY else "set" if name == "set" else None
-
-
-def last_name(node: ast.expr) -> str:
-    """The last part of a dotted name; empty for anything else."""
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
