@@ -15,6 +15,7 @@ import json
 import os
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,10 @@ SCENES = {
 }
 
 
+#: Linux ends a server with the thread that started it. This one lasts.
+_starter = ThreadPoolExecutor(1)
+
+
 class Server(Postgres):
     def prepare(self) -> None:
         self.port = PORT
@@ -63,7 +68,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=20, help="of a phase; some take twice as long (20)")
     options = parser.parse_args()
     sys.path.insert(0, str(options.harness.resolve()))
-    server = Server(("max_connections=400", "shared_buffers=256MB", "wal_level=replica"))
+    server = _starter.submit(Server, ("max_connections=400", "shared_buffers=256MB", "wal_level=replica")).result()
     try:
         server.execute(f"CREATE ROLE {ROLE} SUPERUSER LOGIN PASSWORD '{ROLE}'")
         for scene in options.scenes.split(","):
@@ -75,7 +80,6 @@ def main() -> int:
 
 def _run(scene: str, server: Server, options: argparse.Namespace) -> None:
     from bench_harness import adapters, orchestrator
-    from bench_harness.phases import resolve_scenario
 
     python = os.environ.get("BENCH_ADAPTER_PYTHON", sys.executable)
 
@@ -92,28 +96,18 @@ def _run(scene: str, server: Server, options: argparse.Namespace) -> None:
         adapters.ADAPTERS[name] = adapters.AdapterEntry(folder, lambda skip: None, native(program))
     orchestrator.start_postgres = orchestrator.stop_postgres = lambda image: None
     orchestrator._compose_stop_postgres = lambda image: server.end()
-    orchestrator._compose_start_postgres = lambda image: server.start()
+    orchestrator._compose_start_postgres = lambda image: _starter.submit(server.start).result()
     seconds, twice = options.seconds, 2 * options.seconds
     specs = [f"warmup=warmup:{seconds}s", f"baseline=clean:{seconds}s", *SCENES[scene].format(seconds, twice).split()]
-    phases = resolve_scenario(None, [*specs, f"recovery=clean:{seconds}s"])
-    folder = orchestrator.drive(
-        systems=options.systems.split(","),
-        scenario=None,
-        phases=phases,
-        pg_image="local",
-        fast=True,
-        skip_build=True,
-        sample_every_s=2,
-        producer_rate=options.rate,
-        producer_mode="fixed",
-        target_depth=1000,
-        worker_count=options.workers,
-        high_load_multiplier=1.5,
-        replicas=options.replicas,
-        cli_args=sys.argv,
-    )
-    summary = json.loads((folder / "summary.json").read_text())
-    print(json.dumps({"scene": scene, "summary": summary}), flush=True)  # noqa: T201
+    command = ["run", "--fast", "--skip-build", "--systems", options.systems, "--sample-every", "2"]
+    command += ["--producer-rate", str(options.rate), "--worker-count", str(options.workers)]
+    command += ["--replicas", str(options.replicas)]
+    for spec in [*specs, f"recovery=clean:{seconds}s"]:
+        command += ["--phase", spec]
+    before = set(orchestrator.RESULTS_ROOT.glob("*/summary.json"))
+    orchestrator.main(command)
+    for summary in set(orchestrator.RESULTS_ROOT.glob("*/summary.json")) - before:
+        print(json.dumps({"scene": scene, **json.loads(summary.read_text())}), flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":
