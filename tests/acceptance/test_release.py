@@ -89,6 +89,15 @@ def test_a_workflow_may_only_do_what_it_says(path):
         assert (ROOT / "".join(name)).exists(), name
 
 
+def test_the_matrix_is_that_of_nox():
+    pytest.importorskip("nox")
+    combinations = runpy.run_path(str(ROOT / "noxfile.py"))["COMBINATIONS"]
+    job = yaml.safe_load((GITHUB / "workflows" / "matrix.yml").read_text())["jobs"]["combination"]
+    assert job["strategy"]["matrix"]["combination"] == list(combinations)
+    [python] = [each["with"]["python-version"] for each in job["steps"] if "setup-python" in each.get("uses", "")]
+    assert set(python.split()) == {each["Python"] for each in combinations.values()}
+
+
 def test_what_is_uploaded_was_built_and_tested_before_and_needs_no_token():
     jobs = yaml.safe_load((GITHUB / "workflows" / "release.yml").read_text())["jobs"]
     upload = jobs["upload"]

@@ -4,11 +4,13 @@ import sys
 from argparse import Namespace
 from contextlib import redirect_stdout
 
-from jobs.contrib.mcp.server import Server
-from jobs.management.console.base import JobsCommand, subcommand
+from jobs.contrib.mcp.server import FIXED, READING, Server
+from jobs.management.console.base import JobsCommand, option, subcommand
 
 
-@subcommand()
+@subcommand(
+    option("--replay", "also the tool replay: it runs the body of a job, and rolls it back", action="store_true")
+)
 def mcp(out: JobsCommand, args: Namespace) -> None:
     """Answer an agent's questions about the jobs, by the Model Context Protocol over stdin and stdout.
 
@@ -18,7 +20,7 @@ def mcp(out: JobsCommand, args: Namespace) -> None:
     examples:
       manage.py jobs mcp
     """
-    server = Server(type(out))
+    server = Server(type(out), (*READING, *FIXED) if args.replay else READING)
     # What the project's own code prints is no part of the protocol.
     with redirect_stdout(sys.stderr):
         for line in sys.stdin.buffer:

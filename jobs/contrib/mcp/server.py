@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from io import StringIO
 from typing import Any
 
@@ -19,6 +20,9 @@ VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
 #: Commands that only read, if they are there; and options that make one wait without end.
 READING = ("status", "list", "why", "show", "nodes", "verify")
 ENDLESS = ("--follow",)
+
+#: Commands that change nothing with these options, which no client can leave out. They run a body: only if asked for.
+FIXED: dict[str, dict[str, Any]] = {"replay": {"dry_run": True}}
 
 INSTRUCTIONS = (
     "What the background jobs of this Django project do. Begin with status; list finds jobs by task, state or error; "
@@ -41,11 +45,12 @@ class Server:
 
     Parameters:
         kind: the command whose subcommands are the tools.
+        names: of these, as far as they are there.
     """
 
-    def __init__(self, kind: type[JobsCommand]) -> None:
+    def __init__(self, kind: type[JobsCommand], names: Sequence[str] = READING) -> None:
         self.kind = kind
-        self.tools = {name: kind.subcommands[name] for name in READING if name in kind.subcommands}
+        self.tools = {name: kind.subcommands[name] for name in names if name in kind.subcommands}
         self.methods = {
             "initialize": self.initialize,
             "ping": lambda given: {},
@@ -129,7 +134,7 @@ def _kind(said: dict[str, Any]) -> str:
 def _described(tool: Subcommand) -> dict[str, Any]:
     properties: dict[str, dict[str, Any]] = {}
     for name, (flag, said) in _options(tool).items():
-        if flag in ENDLESS:
+        if flag in ENDLESS or name in FIXED.get(tool.name, {}):
             continue
         help_ = str(said["help"]).replace("%(default)s", str(_default(said))).replace("%%", "%")
         properties[name] = {"type": _kind(said), "description": help_}
@@ -147,7 +152,7 @@ def _described(tool: Subcommand) -> dict[str, Any]:
             "required": required,
             "additionalProperties": False,
         },
-        "annotations": {"readOnlyHint": True},
+        "annotations": {"readOnlyHint": tool.name not in FIXED, "destructiveHint": False},
     }
 
 
@@ -167,4 +172,5 @@ def _values(tool: Subcommand, arguments: Any) -> dict[str, Any]:
         rule = schema["properties"][name]
         if type(value) is not KINDS[rule["type"]] or value not in rule.get("enum", [value]):
             raise Refused(NO_PARAMETERS, f"{tool.name}: {name} has to be {rule.get('enum', rule['type'])}")
-    return {name: arguments.get(name, _default(said)) for name, (_, said) in _options(tool).items()}
+    given = {name: arguments.get(name, _default(said)) for name, (_, said) in _options(tool).items()}
+    return given | FIXED.get(tool.name, {})

@@ -18,6 +18,7 @@ from tests.helpers.harness import ROOT, environment
 from tests.helpers.redactions import redact
 from tests.helpers.rows import make
 from tests.helpers.servers import die_with_parent
+from tests.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -52,8 +53,8 @@ class Agent:
 
 
 @pytest.fixture
-def agent() -> Iterator[Agent]:
-    command = die_with_parent(sys.executable, "manage.py", "jobs", "mcp")
+def agent(request) -> Iterator[Agent]:
+    command = die_with_parent(sys.executable, "manage.py", "jobs", "mcp", *getattr(request, "param", ()))
     process = subprocess.Popen(
         command, cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -75,7 +76,7 @@ def test_an_agent_finds_out_why_a_job_waits_and_changes_nothing(agent):
 
     tools = agent.ask("tools/list")["result"]["tools"]
     assert [each["name"] for each in tools] == list(server.READING)
-    assert all(each["annotations"] == {"readOnlyHint": True} for each in tools)
+    assert all(each["annotations"]["readOnlyHint"] for each in tools)
     assert agent.call("status", live=True)["jobs"]["scheduled"] == 1
     assert [each["id"] for each in agent.call("list", state="scheduled", limit=5)] == [key]
     assert agent.call("why", id=key)["reasons"][0]["code"] == "scheduled"
@@ -106,6 +107,18 @@ def test_what_is_wrong_is_said_and_the_next_question_is_answered(agent):
     assert refused["isError"] is True
     assert "'no id'" in refused["content"][0]["text"]
     assert agent.call("list") == []
+
+
+@pytest.mark.parametrize("agent", [["--replay"]], indirect=True)
+def test_a_replay_is_rolled_back_whatever_the_agent_says(agent):
+    key = str(tasks.effect.delay("told").id)
+    [tool] = [each for each in agent.ask("tools/list")["result"]["tools"] if each["name"] == "replay"]
+    assert (list(tool["inputSchema"]["properties"]), tool["annotations"]["readOnlyHint"]) == (["id"], False)
+    error = agent.ask("tools/call", name="replay", arguments={"id": key, "dry_run": False})["error"]
+    assert "['dry_run']" in error["message"]
+    assert agent.call("replay", id=key)["tables"][0]["inserted"] == 1
+    assert Job.objects.get(pk=key).state == "ready"
+    assert not Effect.objects.exists()
 
 
 def test_an_agent_sees_no_more_than_people(settings):
