@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from django.utils.translation import gettext_lazy as _
@@ -36,9 +36,3 @@ class TagsOfJobs(Extension):
 
         says = "all jobs with a tag: user=5; with several: user=5,team=b"
         return {"tag": Field(_("Tag"), "user=5", says, "tags__have", parse)}
-
-    def metrics(self) -> Iterator[tuple[str, str, list[str], Any]]:
-        from jobs.contrib.tags.counts import MOST, waiting
-
-        says = f"Live jobs with a tag of JOBS['TAG_METRICS'], of {MOST} in each state."
-        yield "jobs_tagged", says, ["tag", "value", "state"], waiting

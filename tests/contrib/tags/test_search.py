@@ -7,7 +7,7 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 
 import jobs
-from jobs.contrib.tags.counts import waiting
+from jobs.contrib.tags.operator import waiting
 from jobs.models import Job
 from jobs.operations.selection import Selection
 from tests import tasks

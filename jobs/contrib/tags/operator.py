@@ -1,14 +1,20 @@
-"""How many live jobs have a tag, for Prometheus."""
+"""What the operator's room shows of tags: how many live jobs have one, for Prometheus."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 from jobs.conf import conf
 from jobs.inspection.counts import MOST
 from jobs.models import LIVE
 from jobs.operations.selection import Selection
+
+
+def metrics() -> Iterator[tuple[str, str, list[str], Any]]:
+    says = f"Live jobs with a tag of JOBS['TAG_METRICS'], of {MOST} in each state."
+    yield "jobs_tagged", says, ["tag", "value", "state"], waiting
 
 
 def waiting(_found: Any) -> list[tuple[list[str], int]]:
