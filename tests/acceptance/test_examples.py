@@ -647,7 +647,7 @@ def test_each_command_is_one(page, capsys):
 
 
 #: Ours that need more than this process, or do not end by themselves.
-ENDLESS = ("rescue", "prune", "doctor", "crashtest", "init", "audit", "mcp")
+ENDLESS = ("rescue", "prune", "doctor", "crashtest", "init", "audit", "mcp", "top")
 
 
 @pytest.mark.slow
