@@ -2,18 +2,21 @@
 
 import datetime
 from collections import Counter, defaultdict, namedtuple
+from collections.abc import Iterable
 from functools import cached_property
 from itertools import product
 from typing import Any
 
+from django.db.models import Min
 from django.utils import timezone
 
 from jobs.conf import conf
 from jobs.contrib.operator import problems, statistics, status
-from jobs.contrib.operator.statistics import HOUR, MINUTE, QUARTER, floor, percentile
+from jobs.contrib.operator.statistics import HOUR, MINUTE, QUARTER, floor, mean, percentile
 from jobs.inspection import counts
-from jobs.models import ENDED, Job, State
+from jobs.models import ENDED, Job, Node, State
 from jobs.models.fields import first_id, time_of
+from jobs.store import databases
 
 PARTS = {"median": 0.5, "p95": 0.95, "p99": 0.99}  #: The percentiles that are shown.
 RATED = 10  #: The rate of a queue is that of so many minutes.
@@ -31,6 +34,76 @@ SPIKE = 4  #: A bar that is so many times as high as nearly all others is cut: e
 Chart = namedtuple("Chart", "begins series highest top cut")
 
 
+def chart_of(begins: list[datetime.datetime], series: dict[str, list[int]]) -> Chart:
+    bars = [sum(counts) for counts in zip(*series.values(), strict=True)]
+    highest = max(bars, default=0)
+    # The highest bar, without the highest twentieth of all.
+    usual = sorted(bars)[-1 - len(bars) // 20] if bars else 0
+    top = round(usual * 1.25) if 0 < usual * SPIKE < highest else highest
+    return Chart(begins, series, highest, top, {place: n for place, n in enumerate(bars) if n > top})
+
+
+def begins_of(span: Span, now: datetime.datetime) -> list[datetime.datetime]:
+    """When each bar begins."""
+    last = floor(now, span.bar)
+    return [last - number * span.bar for number in reversed(range(span.bars))]
+
+
+def by_error(rows: Iterable[Any]) -> list[dict[str, Any]]:
+    """Failures by task and error, the most frequent ones first."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in rows:
+        if row.state == State.FAILED:
+            kind = {"task": row.task, "error": row.error, "count": 0, "first": row.begin, "last": row.begin}
+            each = found.setdefault((row.task, row.error), kind)
+            each["count"] += row.count
+            each["first"], each["last"] = min(each["first"], row.begin), max(each["last"], row.begin)
+    return sorted(found.values(), key=lambda each: -each["count"])
+
+
+class Course:
+    """What became of the jobs of one task or one queue, over a time.
+
+    Parameters:
+        which: ``task`` or ``queue``, and its name.
+    """
+
+    def __init__(self, span: str, **which: str) -> None:
+        self.span = SPANS.get(span, SPANS["hour"])
+        self.now = timezone.now()
+        self.begins = begins_of(self.span, self.now)
+        own = [row for row in statistics.uncounted() if all(getattr(row, name) == which[name] for name in which)]
+        self.rows = statistics.of(self.span.bar, self.begins[0], **which)
+        self.rows += [row._replace(begin=floor(row.begin, self.span.bar)) for row in own]
+
+    def chart(self) -> Chart:
+        counted = statistics.counts(self.rows, "state", "begin")
+        there = {state for state, _ in counted}
+        names = [state for state in ("succeeded", "cancelled", "failed") if state in there]
+        return chart_of(self.begins, {name: [counted[name, begin] for begin in self.begins] for name in names})
+
+    def times(self, what: str, part: float) -> list[float | None]:
+        """Seconds within which that part of the jobs of each bar ``ran`` or ``waited``."""
+        return [percentile(each, part) for each in self._spent(what)]
+
+    def waiting(self) -> list[float | None]:
+        """How many jobs waited on average while each bar's ended: how many a second, times how long each (Little)."""
+        seconds = self.span.bar.total_seconds()
+        return [(mean(each) or 0.0) * each.total() / seconds for each in self._spent("waited")]
+
+    def _spent(self, what: str) -> list[Counter[Any]]:
+        found: dict[Any, Counter[Any]] = defaultdict(Counter)
+        for row in self.rows:
+            found[row.begin].update({int(number): count for number, count in getattr(row, what).items()})
+        return [found[begin] for begin in self.begins]
+
+    def deploys(self) -> list[tuple[datetime.datetime, str]]:
+        """When the first worker of each version started, of those that did in this time."""
+        nodes = Node.objects.using(databases.home()).exclude(version="").values_list("version")
+        first = dict(nodes.annotate(first=Min("started_at")))
+        return sorted((at, version) for version, at in first.items() if at >= self.begins[0])
+
+
 class Dashboard:
     def __init__(self, span: str = "hour", by: str = "state") -> None:
         self.span = SPANS.get(span, SPANS["hour"])
@@ -38,8 +111,7 @@ class Dashboard:
         self.found = status.gather(live=True)
         self.running = status.running_now()
         self.now = timezone.now()
-        last = floor(self.now, self.span.bar)
-        self.begins = [last - number * self.span.bar for number in reversed(range(self.span.bars))]
+        self.begins = begins_of(self.span, self.now)
         #: By the minute, and by the bar: what is not counted yet.
         self.rest = statistics.uncounted()
         self.last = [row._replace(begin=floor(row.begin, self.span.bar)) for row in self.rest]
@@ -80,12 +152,7 @@ class Dashboard:
         if is_long:
             every = [sum(self._states[state, begin] for state in ENDED) for begin in self.begins]
             series[""] = [number - sum(counts) for number, *counts in zip(every, *series.values(), strict=True)]
-        bars = [sum(counts) for counts in zip(*series.values(), strict=True)]
-        highest = max(bars, default=0)
-        # The highest bar, without the highest twentieth of all.
-        usual = sorted(bars)[-1 - len(bars) // 20] if bars else 0
-        top = round(usual * 1.25) if 0 < usual * SPIKE < highest else highest
-        return Chart(self.begins, series, highest, top, {place: n for place, n in enumerate(bars) if n > top})
+        return chart_of(self.begins, series)
 
     def durations(self) -> list[dict[str, Any]]:
         """How long jobs ran and waited (seconds), by task, of the most frequent tasks, and all of these first."""
@@ -110,14 +177,7 @@ class Dashboard:
         return tasks
 
     def failures(self) -> list[dict[str, Any]]:
-        found: dict[tuple[str, str], dict[str, Any]] = {}
-        for row in statistics.of(self.span.bar, self.begins[0], state=State.FAILED) + self.last:
-            if row.state == State.FAILED:
-                kind = {"task": row.task, "error": row.error, "count": 0, "first": row.begin, "last": row.begin}
-                each = found.setdefault((row.task, row.error), kind)
-                each["count"] += row.count
-                each["first"], each["last"] = min(each["first"], row.begin), max(each["last"], row.begin)
-        return sorted(found.values(), key=lambda each: -each["count"])
+        return by_error(statistics.of(self.span.bar, self.begins[0], state=State.FAILED) + self.last)
 
     def queues(self) -> list[dict[str, Any]]:
         """The queues, with their rates (jobs a minute), and the time until all ready jobs have run (seconds)."""

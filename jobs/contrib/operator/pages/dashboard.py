@@ -1,7 +1,5 @@
 """The dashboard: is it healthy, what is slow, what failed, what waits."""
 
-import datetime
-from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
@@ -11,21 +9,21 @@ from django.core.handlers.asgi import ASGIRequest
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from django.urls import path
-from django.utils import timezone
-from django.utils.formats import date_format
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from jobs.admin import html
-from jobs.admin.base import ReadOnlyAdmin, may, page
+from jobs.admin.base import may, page
 from jobs.admin.html import url_of
 from jobs.conf import worker_command
 from jobs.contrib.operator import live, workers
-from jobs.contrib.operator.figures import FAILURES, Chart, Dashboard
+from jobs.contrib.operator.figures import FAILURES, Dashboard
 from jobs.contrib.operator.models import Overview
+from jobs.contrib.operator.pages.courses import CoursePages
+from jobs.contrib.operator.pages.plot import LABELS, plot
 from jobs.contrib.operator.problem import INFO, Kind, Link
 from jobs.contrib.operator.problems import kinds, sentence
-from jobs.contrib.operator.statistics import HOUR, spent
+from jobs.contrib.operator.statistics import spent
 from jobs.inspection.counts import at_least
 from jobs.inspection.view import progress_of
 from jobs.models import LIVE, Job, State
@@ -35,14 +33,11 @@ from jobs.operations.actions import OPERATIONS
 #: How many problems of a kind are not folded: all kinds have to fit on the first screen.
 OF_A_KIND = 2
 
-NEAR = 0.09  #: Texts above the chart that are closer than this part of its width would overlap.
-
-LABELS = {"hour": _("last hour"), "day": _("last day"), "week": _("last week")}
 BY = {"state": _("state"), "task": _("task"), "queue": _("queue")}
 
 
 @admin.register(Overview)
-class OverviewAdmin(ReadOnlyAdmin):
+class OverviewAdmin(CoursePages):
     """The dashboard, as an entry of the admin's index. It lists no rows."""
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
@@ -86,7 +81,11 @@ class OverviewAdmin(ReadOnlyAdmin):
             may_kill=may(request, "kill_job"),
             kill=OPERATIONS["kill"],
             killing={"operation": "kill"},
-            **_chart(board),
+            **plot(
+                board.chart(),
+                gettext("Ended jobs, %(span)s, by %(by)s") % {"span": LABELS[board.span.name], "by": BY[board.by]},
+                board.by == "state",
+            ),
             tiles=[
                 *((state, state.label, at_least(found["jobs"][state], found["capped"])) for state in LIVE),
                 *((state, State(state).label, count) for state, count in board.ended().items()),
@@ -146,66 +145,6 @@ class OverviewAdmin(ReadOnlyAdmin):
         for node in workers.seen():
             self.log_change(request, node, "seen")
         return HttpResponseRedirect(url_of("dashboard"))
-
-
-def _chart(board: Dashboard) -> dict[str, Any]:
-    chart, is_by_state = board.chart(), board.by == "state"
-    names = {state.value: state.label for state in State} if is_by_state else {"": gettext("others")}
-    # A state has colours of its own.
-    series = [
-        (name if is_by_state else number, names.get(name, name), counts)
-        for number, (name, counts) in enumerate(chart.series.items())
-    ]
-    label = gettext("Ended jobs, %(span)s, by %(by)s") % {"span": LABELS[board.span.name], "by": BY[board.by]}
-    return {
-        "chart": chart,
-        "chart_label": label,
-        "bars": _bars(chart, series),
-        "hours": _hours(chart.begins),
-        "cuts": _cuts(chart),
-        "legend": [(look, label, sum(counts)) for look, label, counts in series],
-    }
-
-
-def _bars(chart: Chart, series: list[tuple[Any, Any, list[int]]]) -> Iterator[Any]:
-    """Of each bar: its number, its text, and its parts (look, top and height, in jobs)."""
-    for number, begin in enumerate(chart.begins):
-        top, parts, says = chart.top, [], [f"{timezone.localtime(begin):%Y-%m-%d %H:%M}"]
-        for look, label, counts in series:
-            if count := counts[number]:
-                height = min(count, top)
-                top -= height
-                parts.append((look, top, height))
-                says.append(f"{label}: {count}")
-        yield number, ", ".join(says), parts
-
-
-def _cuts(chart: Chart) -> list[tuple[float, str]]:
-    """The places of bars that are cut, and what they count: of several close to each other only the highest does."""
-    named: list[int] = []
-    for place in sorted(chart.cut, key=lambda place: -chart.cut[place]):
-        if all(abs(place - other) >= NEAR * len(chart.begins) for other in named):
-            named.append(place)
-    return [(_percent(place + 0.5, chart.begins), str(n) if place in named else "") for place, n in chart.cut.items()]
-
-
-def _percent(number: float, begins: list[datetime.datetime]) -> float:
-    """The place of a bar, in percent of the chart's width."""
-    return round(100 * number / len(begins), 2)
-
-
-def _hours(begins: list[datetime.datetime]) -> Iterator[tuple[float, str]]:
-    """The labels of the axis, with their places: every tenth minute, every fourth hour, or every day."""
-    step = begins[1] - begins[0]
-    for number, begin in enumerate(map(timezone.localtime, begins)):
-        if step < HOUR:
-            is_round, text = begin.minute % 10 == 0, f"{begin:%H:%M}"
-        elif step == HOUR:
-            is_round, text = begin.hour % 4 == 0, f"{begin:%H:%M}"
-        else:
-            is_round, text = begin.hour < 6, date_format(begin, "D j.n.")
-        if is_round:
-            yield _percent(number, begins), text
 
 
 def _ways(request: HttpRequest, kind: Kind, about: Any) -> list[tuple[Any, str, Any, Any] | None]:
