@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from jobs import Task, task
+import jobs.typed
+from jobs import Task, extensions, task
+from jobs.calling import options
 from jobs.models import Job
 from jobs.typed import ResultOf, TaskOf
 from tests.helpers.harness import ROOT, deliver, effects
@@ -83,6 +87,7 @@ def test_it_is_the_module_and_the_decorator_in_every_order_of_imports(first, tmp
 
 
 CHECKED = """
+from typing import Any
 from jobs import Task, task
 from jobs.typed import TaskOf
 
@@ -111,7 +116,13 @@ reveal_type(look.delay(1).get())  # bytes
 add.delay("1")  # error: Argument 1 to "delay" of "TaskOf" has incompatible type "str"
 charge.delay()  # error: Missing positional argument "order" in call to "delay" of "TaskOf"
 charge.apply_async((1,), countdown="soon")  # error: Argument "countdown" to "apply_async" of "TaskOf" has
+charge.apply_async((1,), countdwn=3)  # error: Unexpected keyword argument "countdwn" for "apply_async" of "TaskOf"
+charge.delay_many([(1,)], priorty=3)  # error: Unexpected keyword argument "priorty" for "delay_many" of "TaskOf"
 task(unique_until="never")  # error: No overload variant of "task" matches
+task(uniqe="charge:{order}")  # error: Unexpected keyword argument "uniqe" for overloaded function "task"
+OTHER: dict[str, Any] = {"once": {"keys": ["order"]}}
+given = task(name="x", queue="mail", autoretry_for=(OSError,), retry_backoff=True, max_retries=3, **OTHER)
+charge.apply_async(None, {"order": 1}, queue="mail", eta=None, headers={"a": 1}, tags={"user": 5}, link=[])
 """
 
 
@@ -119,6 +130,20 @@ def expected() -> dict[int, str]:
     """What mypy says of each line of ``CHECKED`` that it says something of."""
     lines = enumerate(CHECKED.splitlines(), 1)
     return {number: line.rpartition("  # ")[2] for number, line in lines if "  # " in line}
+
+
+def test_type_checkers_know_all_options_that_calls_and_tasks_take():
+    """And no others: a typo is an error before it is run."""
+    known: dict[str, set[str]] = {}
+    for part in ast.parse(Path(str(jobs.typed.__file__)).with_suffix(".pyi").read_text()).body:
+        if isinstance(part, ast.ClassDef):
+            fields = [each.target for each in part.body if isinstance(each, ast.AnnAssign)]
+            known[part.name] = {field.id for field in fields if isinstance(field, ast.Name)}
+    ours = extensions.merged("options").keys()
+    assert known["TaskOptions"] == options.OF_A_TASK | ours | {"base", "throws"}
+    positional = {"task_id", "link", "link_error", "shadow", "using"}
+    assert known["CallOptions"] >= options.OF_A_CALL - options.PLUMBING - options.OTHERS - positional
+    assert known["CallOptions"] - options.OF_A_CALL <= ours
 
 
 @pytest.mark.slow
