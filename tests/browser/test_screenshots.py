@@ -9,7 +9,7 @@ from celery import current_app
 from django.urls import reverse
 
 from tests.browser.pages import DASHBOARD, EFFECTS, EVENTS, LIMITS, LIST, MARKERS, NODES, SHOWN, SUBSCRIPTIONS, change
-from tests.browser.scene import Scene
+from tests.browser.scene import CHARGE, Scene
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -38,6 +38,8 @@ def test_pictures_of_all_pages(visit, directory, way, monkeypatch):
         monkeypatch.delitem(current_app.tasks, name)
     pages = {
         "dashboard": DASHBOARD,
+        "task": f"{reverse('admin:jobs_task')}?name={CHARGE}",
+        "queue": f"{reverse('admin:jobs_queue')}?name=payments",
         "jobs": LIST,
         "job": change(scene.job),
         "history": f"{change(scene.job)}#job-history",
