@@ -17,6 +17,7 @@ LIST, EFFECTS, NODES, MARKERS, LIMITS = (
 )
 EVENTS, SUBSCRIPTIONS = (reverse(f"admin:jobs_events_{name}_changelist") for name in ("event", "subscription"))
 DASHBOARD = reverse("admin:jobs_dashboard")
+TASK, QUEUE = reverse("admin:jobs_task"), reverse("admin:jobs_queue")
 VERIFY = reverse("admin:jobs_verify")
 
 #: Runs an action of a list: "Go", or "Run" since Django 6.
@@ -48,6 +49,8 @@ EMPTY = {
 SHOWN: dict[str, Callable[[], str]] = {
     "dashboard": lambda: DASHBOARD,
     "dashboard of the week, by task": lambda: f"{DASHBOARD}?span=week&by=task",
+    "task": lambda: f"{TASK}?name=shop.tasks.charge_order",
+    "queue": lambda: f"{QUEUE}?name=payments&span=week",
     "jobs": lambda: LIST,
     **{f"job, {state}": job(state=state) for state in State.values},
     "job, retried": job(retries__gt=0),

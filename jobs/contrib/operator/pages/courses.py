@@ -4,11 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 from django.http import Http404, HttpRequest, HttpResponse
-from django.utils import timezone
 from django.utils.text import capfirst
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from jobs.admin import html
 from jobs.admin.base import ReadOnlyAdmin, page
 from jobs.contrib.operator.figures import FAILURES, Course, by_error
 from jobs.contrib.operator.pages.plot import LABELS, percent, plot
@@ -64,7 +64,7 @@ class CoursePages(ReadOnlyAdmin):
             spans=LABELS.items(),
             **plot(course.chart(), gettext("Ended jobs of %(name)s, %(span)s") % said),
             drawings=[_drawing(each, drawing, course) for each, drawing in drawings],
-            deploys=[(_place(course, at), version, at) for at, version in course.deploys()],
+            deploys=[(_place(course, at), version, html.time(at)) for at, version in course.deploys()],
             table=_table(course, lines),
             columns=[label for label, _values, _says in lines],
             failures=failures[:FAILURES],
@@ -108,8 +108,8 @@ def _table(course: Course, lines: list[Line]) -> list[tuple[str, int, list[tuple
     """The same as numbers, the newest first: for who reads no drawing."""
     counts = [sum(each) for each in zip(*course.chart().series.values(), strict=True)] or [0] * len(course.begins)
     rows = [
-        (f"{at:%Y-%m-%d %H:%M}", count, [(label, says(values[n])) for label, values, says in lines])
-        for n, (at, count) in enumerate(zip(map(timezone.localtime, course.begins), counts, strict=True))
+        (html.time(at), count, [(label, says(values[n])) for label, values, says in lines])
+        for n, (at, count) in enumerate(zip(course.begins, counts, strict=True))
         if count
     ]
     return rows[::-1]
