@@ -19,6 +19,9 @@ from simulation.world import EPOCH, Actor, Pipe, wait_for, world
 #: Seconds until a notification has reached a node: the least and the most.
 DELAY = (0.0002, 0.002)
 
+#: Seconds between two ticks of the database's clock: most statements of a large cluster need not set it.
+TICK = 0.005
+
 IDLE = psycopg.pq.TransactionStatus.IDLE
 
 
@@ -190,7 +193,7 @@ class Link:
 
 def set_clock(raw: Any) -> None:
     """The session's clock is the simulated one; a rollback takes back what was set in its transaction."""
-    now = EPOCH + world.now + world.database_ahead
+    now = EPOCH + TICK * ((world.now + world.database_ahead) // TICK)
     status = raw.pgconn.transaction_status
     if (getattr(raw, "_sim_now", None) == now and (status != IDLE or not raw._sim_inside)) or status not in (0, 2):
         return
