@@ -174,11 +174,13 @@ class Adapter:
         before, since = (self._enqueued, self._completed), time.monotonic()
         while not self._ends.wait(self._every - time.time() % self._every):
             now, counts = time.monotonic(), (self._enqueued, self._completed)
-            enqueued, completed = ((one - other) / (now - since) for one, other in zip(counts, before, strict=True))
+            # On a busy machine a tick comes late. Rates and their window stay the number of jobs.
+            passed = now - since
+            enqueued, completed = ((one - other) / passed for one, other in zip(counts, before, strict=True))
             before, since = counts, now
             seen = sorted(waited for at, waited in list(self._latencies) if at >= now - WINDOW)
             found = {f"claim_p{part}_ms": (_percentile(seen, part), WINDOW) for part in (50, 95, 99)}
-            found |= {"enqueue_rate": (enqueued, self._every), "completion_rate": (completed, self._every)}
+            found |= {"enqueue_rate": (enqueued, passed), "completion_rate": (completed, passed)}
             found |= {"queue_depth": (self._depth, 0.0), "producer_target_rate": (self._current_rate(), 0.0)}
             for metric, (value, window) in found.items():
                 if self._instance == 0 or metric not in OF_ALL:

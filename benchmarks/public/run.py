@@ -75,7 +75,6 @@ def main() -> int:
 
 def _run(scene: str, server: Server, options: argparse.Namespace) -> None:
     from bench_harness import adapters, orchestrator
-    from bench_harness.phases import resolve_scenario
 
     python = os.environ.get("BENCH_ADAPTER_PYTHON", sys.executable)
 
@@ -95,25 +94,15 @@ def _run(scene: str, server: Server, options: argparse.Namespace) -> None:
     orchestrator._compose_start_postgres = lambda image: server.start()
     seconds, twice = options.seconds, 2 * options.seconds
     specs = [f"warmup=warmup:{seconds}s", f"baseline=clean:{seconds}s", *SCENES[scene].format(seconds, twice).split()]
-    phases = resolve_scenario(None, [*specs, f"recovery=clean:{seconds}s"])
-    folder = orchestrator.drive(
-        systems=options.systems.split(","),
-        scenario=None,
-        phases=phases,
-        pg_image="local",
-        fast=True,
-        skip_build=True,
-        sample_every_s=2,
-        producer_rate=options.rate,
-        producer_mode="fixed",
-        target_depth=1000,
-        worker_count=options.workers,
-        high_load_multiplier=1.5,
-        replicas=options.replicas,
-        cli_args=sys.argv,
-    )
-    summary = json.loads((folder / "summary.json").read_text())
-    print(json.dumps({"scene": scene, "summary": summary}), flush=True)  # noqa: T201
+    command = ["run", "--fast", "--skip-build", "--systems", options.systems, "--sample-every", "2"]
+    command += ["--producer-rate", str(options.rate), "--worker-count", str(options.workers)]
+    command += ["--replicas", str(options.replicas)]
+    for spec in [*specs, f"recovery=clean:{seconds}s"]:
+        command += ["--phase", spec]
+    before = set(orchestrator.RESULTS_ROOT.glob("*/summary.json"))
+    orchestrator.main(command)
+    for summary in set(orchestrator.RESULTS_ROOT.glob("*/summary.json")) - before:
+        print(json.dumps({"scene": scene, **json.loads(summary.read_text())}), flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from celery import Celery
+from django.dispatch import receiver
 
 from jobs import signals
 
@@ -31,7 +32,7 @@ def work(created: float, padding: str = "") -> float:
     return waited
 
 
-@signals.succeeded.connect
+@receiver(signals.succeeded)
 def tell(job: Any, **kwargs: Any) -> None:
     """After the commit."""
     if SOCKET in os.environ:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -52,3 +53,39 @@ def test_pages_leaves_no_server_behind(postgres_server, number, scratch):
             process.kill()
     assert not Path(f"/proc/{server}").exists()
     assert list(scratch.iterdir()) == [log]
+
+
+def test_the_adapter_of_the_public_benchmark_keeps_its_contract(postgres_server):
+    """What its CONTRIBUTING_ADAPTERS.md asks for: a descriptor, then each metric at each tick, and 0 on SIGTERM."""
+    manifest = json.loads((ROOT / "benchmarks/public/adapter.json").read_text())
+    url = postgres_server.create_database(manifest["db_name"])
+    settings = {"SCENARIO": "long_horizon", "PRODUCER_PACING": "harness", "WORKER_COUNT": "2", "SAMPLE_EVERY_S": "1"}
+    environment = {key: value for key, value in os.environ.items() if key != "DJANGO_SETTINGS_MODULE"}
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "benchmarks/public/adapter.py")],
+        env={**environment, **settings, "DATABASE_URL": url},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        records = map(json.loads, process.stdout)
+        descriptor = next(records)
+        assert descriptor["kind"] == "descriptor"
+        assert descriptor["db_name"] == manifest["db_name"]
+        assert set(descriptor["event_tables"]) >= set(manifest["event_tables"])
+        process.stdin.write("ENQUEUE 30\nENQUEUE 20\n")
+        process.stdin.flush()
+        found = defaultdict(float)
+        for record in records:
+            assert (record["kind"], record["system"]) == ("adapter", manifest["system"])
+            found[record["metric"]] += record["value"] * (record["window_s"] or 1)
+            if found["completion_rate"] > 45 and record["metric"] == "queue_depth":
+                break
+        assert {f"claim_p{part}_ms" for part in (50, 95, 99)} < found.keys()
+        assert found["enqueue_rate"] > 45
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        postgres_server.drop_database(manifest["db_name"])
