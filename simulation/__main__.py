@@ -33,7 +33,7 @@ def main() -> int:
     options = _parser().parse_args()
     words = options.faults.split(",")
     kinds = [kind for word, part in KINDS.items() for kind in part if "all" in words or word in words]
-    names = "processes", "hours", "seed", "rate", "length", "often", "until_idle"
+    names = "processes", "hours", "seed", "rate", "length", "limit", "often", "until_idle"
     plan = {name: getattr(options, name) for name in names}
     found = []
     for nodes in options.nodes:
@@ -68,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rate", type=float, default=0.5, help="jobs in a second for each worker (0.5)")
     parser.add_argument("--length", type=float, default=2.0, help="seconds of a body, on average (2)")
+    parser.add_argument("--limit", type=int, default=4, help="how many of every twelfth job run at once (4)")
     parser.add_argument("--faults", default="all", help=f"all, none, or some of {','.join(KINDS)} (all)")
     parser.add_argument("--often", type=float, default=1.0, help="how many times as often as usual they happen (1)")
     parser.add_argument(

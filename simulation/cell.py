@@ -47,6 +47,7 @@ def run(plan: dict[str, Any]) -> dict[str, Any]:
                 raw.execute(f"CREATE FUNCTION public.{name}() RETURNS timestamptz STABLE LANGUAGE sql AS $${CLOCK}$$")
             raw.execute("CREATE EXTENSION pg_stat_statements SCHEMA public")
         os.environ |= {"SIMULATION_DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "simulation.settings"}
+        os.environ["SIMULATION_LIMIT"] = str(plan["limit"])
         world.is_importing = True
         import django
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -26,7 +27,7 @@ def plain(self: Any, seconds: float) -> None:
     _work(self, seconds)
 
 
-@app.task(bind=True, name="limited", concurrency=4)
+@app.task(bind=True, name="limited", concurrency=int(os.environ["SIMULATION_LIMIT"]))
 def limited(self: Any, seconds: float) -> None:
     _work(self, seconds)
 

@@ -15,6 +15,7 @@ import json
 import os
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,10 @@ SCENES = {
 }
 
 
+#: Linux ends a server with the thread that started it. This one lasts.
+_starter = ThreadPoolExecutor(1)
+
+
 class Server(Postgres):
     def prepare(self) -> None:
         self.port = PORT
@@ -63,7 +68,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=20, help="of a phase; some take twice as long (20)")
     options = parser.parse_args()
     sys.path.insert(0, str(options.harness.resolve()))
-    server = Server(("max_connections=400", "shared_buffers=256MB", "wal_level=replica"))
+    server = _starter.submit(Server, ("max_connections=400", "shared_buffers=256MB", "wal_level=replica")).result()
     try:
         server.execute(f"CREATE ROLE {ROLE} SUPERUSER LOGIN PASSWORD '{ROLE}'")
         for scene in options.scenes.split(","):
@@ -91,7 +96,7 @@ def _run(scene: str, server: Server, options: argparse.Namespace) -> None:
         adapters.ADAPTERS[name] = adapters.AdapterEntry(folder, lambda skip: None, native(program))
     orchestrator.start_postgres = orchestrator.stop_postgres = lambda image: None
     orchestrator._compose_stop_postgres = lambda image: server.end()
-    orchestrator._compose_start_postgres = lambda image: server.start()
+    orchestrator._compose_start_postgres = lambda image: _starter.submit(server.start).result()
     seconds, twice = options.seconds, 2 * options.seconds
     specs = [f"warmup=warmup:{seconds}s", f"baseline=clean:{seconds}s", *SCENES[scene].format(seconds, twice).split()]
     command = ["run", "--fast", "--skip-build", "--systems", options.systems, "--sample-every", "2"]

@@ -16,6 +16,7 @@ PLAN = {
     "hours": 0.008,
     "rate": 0.7,
     "length": 2.0,
+    "limit": 4,
     "often": 60.0,
     "seed": 3,
     "until_idle": True,
