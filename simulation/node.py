@@ -42,6 +42,7 @@ def prepare() -> None:
         module.os = system
     for module in (supervisor, listener):
         module.select = Instead(select, select=base.select)
+    listener.Ear = base.Ear
     states.open = world.open
     connections._connections = Local()
     world.own = {

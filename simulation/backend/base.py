@@ -8,10 +8,10 @@ setting of the session, ``jobs.now``, which the schema's own ``statement_timesta
 from __future__ import annotations
 
 import datetime
-from types import SimpleNamespace
 from typing import Any
 
 import psycopg
+from django.db import OperationalError
 from django.db.backends.postgresql import base
 
 from simulation.world import EPOCH, Actor, Pipe, wait_for, world
@@ -34,7 +34,7 @@ class Server:
         self.term = 0
         self._pool: list[Any] = []
         self._broken: Any = None
-        self.listening: list[Listening] = []
+        self.listening: list[Ear] = []
         #: Hears the notifications of all, and hands them on.
         self.ear: Any = None
         self.has_notified = False
@@ -58,8 +58,8 @@ class Server:
         for raw in [*self._pool, self.ear]:
             raw.close()
         self._pool.clear()
-        for each in [*self.listening]:
-            each.pipe.write(b".")
+        for each in self.listening:
+            each.wake()
 
     def lend(self) -> Any:
         return self._pool.pop() if self._pool else None
@@ -88,55 +88,43 @@ class Server:
         self.notifications += 1
         for each in self.listening:
             delay = world.random.uniform(*DELAY)
-            world.at(world.now + delay, lambda each=each: each.hear(SimpleNamespace(extra=note.payload.encode())))
+            world.at(world.now + delay, lambda each=each: each.hear(note.payload))
 
 
 server = Server()
 
 
-class Listening:
-    """What the listener of a supervisor uses of psycopg's connection, beside the statements."""
+class Ear:
+    """``jobs.store.ear.Ear``: what a supervisor's listener hears."""
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
-        self.pipe = Pipe()
-        self.pgconn = self
-        self._notes: list[Any] = []
+    def __init__(self, connection: Any, channel: str) -> None:
+        connection.ensure_connection()
+        self._link, self._pipe = connection._link, Pipe()
+        self._told: list[str] = []
+        server.listening.append(self)
 
-    def add_notify_handler(self, handler: Any) -> None:
-        pass
+    def fileno(self) -> Pipe:
+        return self._pipe
 
-    def execute(self, sql: str, *values: Any) -> Any:
-        if sql.startswith("LISTEN"):
-            server.listening.append(self)
-        return self._link.raw().execute(sql, *values)
+    def wake(self) -> None:
+        self._pipe.write(b".")
 
-    def hear(self, note: Any) -> None:
-        if self in server.listening and not self._link.is_broken:
+    def hear(self, text: str) -> None:
+        if not self._link.is_broken:
             server.heard += 1
-            self._notes.append(note)
-            self.pipe.write(b".")
+            self._told.append(text)
+            self.wake()
 
-    def fileno(self) -> Any:
-        return self.pipe
-
-    def consume_input(self) -> None:
-        if self.pipe.data:
-            self.pipe.read(1 << 16)
+    def heard(self) -> list[str]:
+        if self._pipe.data:
+            self._pipe.read(1 << 16)
         if self._link.is_broken:
-            raise psycopg.OperationalError("server closed the connection unexpectedly")
+            raise OperationalError("server closed the connection unexpectedly")
+        told, self._told = self._told, []
+        return told
 
-    def notifies(self) -> Any:
-        return self._notes.pop(0) if self._notes else None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._link.raw().pgconn if name == "transaction_status" else self._link.raw(), name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in ("_link", "pipe", "pgconn", "_notes"):
-            self.__dict__[name] = value
-        else:
-            setattr(self._link.raw(), name, value)
+    def is_of(self, link: Link) -> bool:
+        return self._link is link
 
 
 class Link:
@@ -147,7 +135,6 @@ class Link:
         self._term = server.term
         self.is_own = actor.process.name in ("child", "caller")
         self._is_cut = False
-        self.listening = Listening(self) if actor.name.startswith("jobs-listen") else None
         actor.links.append(self)
         server.open += 1
         server.most_open = max(server.most_open, server.open)
@@ -180,8 +167,7 @@ class Link:
             return
         self.actor.links.remove(self)
         server.open -= 1
-        if self.listening in server.listening:
-            server.listening.remove(self.listening)
+        server.listening = [each for each in server.listening if not each.is_of(self)]
         raw, self._raw = self._raw, None
         if raw is None:
             return
@@ -226,8 +212,7 @@ class DatabaseWrapper(base.DatabaseWrapper):
             if link is not None and not link.closed:
                 set_clock(link)
             return link
-        raw = link.raw()
-        return link.listening if link.listening is not None and raw is not server.broken() else raw
+        return link.raw()
 
     @connection.setter
     def connection(self, value: Any) -> None:

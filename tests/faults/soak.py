@@ -33,6 +33,8 @@ EMPTY = {"bytes": 2.0**18, "rows": 10.0}
 
 #: Tables that grow by design, and why.
 GROWS = {
+    "jobs_batch": "ended batches are kept for a week",
+    "jobs_stored_result": "results of groups are kept for a day (result_expires)",
     "jobs_effect": "the ledger of external calls is never pruned",
     "jobs_node": "dead nodes are kept for a week",
     "jobs_statistic": "a row for each minute and task, for as long as the pages show minutes",

@@ -226,7 +226,8 @@ class Soak:
 
     def _break(self, start: Callable[[], Worker]) -> None:
         kind = self.random.choice(["child", "supervisor", "worker", "pause", "connections", "server", "stop"])
-        number = self.random.randrange(WORKERS)
+        # The first one is never killed: its processes are watched for the whole time.
+        number = self.random.randrange(0 if kind in ("pause", "connections", "server") else 1, WORKERS)
         worker = self._workers[number]
         if " ready." not in worker.text():
             return

@@ -225,6 +225,15 @@ class Redis(Server):
             return False
 
 
+def _driver():
+    """Not that of ``driver.py``: benchmarks start servers before there are Django's settings."""
+    try:
+        import psycopg
+    except ImportError:
+        import psycopg2 as psycopg
+    return psycopg
+
+
 class Postgres(Server):
     name = "postgres"
 
@@ -284,8 +293,7 @@ class Postgres(Server):
         return [*as_nobody(), *die_with_parent(str(self.binaries / "postgres"), *options)]
 
     def is_ready(self) -> bool:
-        from tests.helpers.driver import psycopg
-
+        psycopg = _driver()
         try:
             psycopg.connect(self.url, connect_timeout=2).close()
         except psycopg.OperationalError:
@@ -311,11 +319,9 @@ class Postgres(Server):
         subprocess.run(["bash", "-o", "pipefail", "-c", pipe], check=True)
 
     def execute(self, statement: str) -> None:
-        from tests.helpers.driver import ask, psycopg
-
-        with closing(psycopg.connect(self.url)) as connection:
+        with closing(_driver().connect(self.url)) as connection:
             connection.autocommit = True
-            ask(connection, statement)
+            connection.cursor().execute(statement)
 
 
 class MariaDB(Server):
