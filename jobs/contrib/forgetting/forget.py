@@ -17,8 +17,6 @@ from django.utils.translation import gettext
 from jobs import extensions
 from jobs.conf import conf
 from jobs.conf.logs import logger
-from jobs.contrib.effects.models import Effect
-from jobs.contrib.effects.rows import unsettled
 from jobs.lifecycle.shown import shown
 from jobs.maintenance import prune
 from jobs.models import ENDED, LIVE, Action, Job, Marker
@@ -95,6 +93,15 @@ def _events(keys: Sequence[uuid.UUID], using: str) -> Iterator[QuerySet[Any]]:
             yield Event.objects.using(using).filter(job__in=part)
 
 
+def _calls(keys: Sequence[uuid.UUID], using: str) -> Iterator[QuerySet[Any]]:
+    """The external calls of these jobs; nothing where there are none."""
+    if "jobs.contrib.effects" in extensions.present():
+        from jobs.contrib.effects.models import Effect
+
+        for part in _parts(keys):
+            yield Effect.objects.using(using).filter(job__in=part)
+
+
 def _live(keys: Sequence[uuid.UUID], using: str) -> list[uuid.UUID]:
     live = Job.objects.using(using).filter(state__in=LIVE).values_list("pk", flat=True)
     return [key for part in _parts(keys) for key in live.filter(pk__in=part)]
@@ -110,9 +117,11 @@ def _in_the_way(keys: Sequence[uuid.UUID], using: str, dry_run: bool) -> dict[st
         for keep, why in extensions.through("needed"):
             if (needed := keep(using)) is not None:
                 found |= {str(job.pk): str(why) for job in jobs.filter(needed, state__in=ENDED)}
-        for call in unsettled(using).filter(job__in=part):
+    for calls in _calls(keys, using):
+        for call in calls.exclude(state="sent"):
             says = gettext("nobody knows whether this call happened: settle it with manage.py jobs effects %s")
-            found[shown(jobs.get(pk=call.job)).text("key", str(call))] = says % call.pk
+            maker = Job.objects.using(using).get(pk=call.job)
+            found[shown(maker).text("key", str(call))] = says % call.pk
     for events in _events(keys, using):
         for event in events.filter(relayed_at=None):
             found[str(event.uuid)] = gettext("the event is not handed on yet: try again in a moment")
@@ -122,7 +131,7 @@ def _in_the_way(keys: Sequence[uuid.UUID], using: str, dry_run: bool) -> dict[st
 def _count(keys: Sequence[uuid.UUID], using: str) -> tuple[int, int, int, int]:
     parts = list(_parts(keys))
     markers = sum(Marker.objects.using(using).filter(job__in=part).count() for part in parts)
-    effects = sum(Effect.objects.using(using).filter(job__in=part).count() for part in parts)
+    effects = sum(calls.count() for calls in _calls(keys, using))
     return len(keys), markers, effects, sum(events.count() for events in _events(keys, using))
 
 
@@ -137,7 +146,8 @@ def _delete(keys: Sequence[uuid.UUID], using: str) -> int:
                 # How far it was, in its own words.
                 told.delete(job.task_id)
             Marker.objects.using(using).filter(job__in=part)._raw_delete(using)
-            Effect.objects.using(using).filter(job__in=part)._raw_delete(using)
+            for calls in _calls(part, using):
+                calls._raw_delete(using)
             done += prune.delete(part, using)
     finally:
         told.close()

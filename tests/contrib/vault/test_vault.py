@@ -16,13 +16,9 @@ from django.db import connection
 from jobs.conf import problems
 from jobs.models import Job
 from jobs.testing import run_jobs
-from tests.conftest import not_installed
 from tests.models import Effect
 
-try:
-    from cryptography.fernet import Fernet
-except ImportError:
-    not_installed("cryptography")
+Fernet = pytest.importorskip("cryptography.fernet").Fernet
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 
