@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,10 +77,11 @@ def _search(model: str, flags: Sequence[str], how: list[str], options: list[str]
         return Found(int(states[1]), time.monotonic() - began, trace)
 
 
-def walk(model: str, flags: Sequence[str], seed: int) -> list[str]:
-    """One way through the model, each step by chance."""
+def walks(model: str, flags: Sequence[str], seeds: Iterable[int]) -> Iterator[list[str]]:
+    """Ways through the model from its beginning to an end, each step by chance."""
     with _directory(model) as directory:
-        return said_steps(_run(directory, "spin", f"-n{seed}", "-u20000", *_defined(flags), f"{model}.pml"))
+        for seed in seeds:
+            yield said_steps(_run(directory, "spin", f"-n{seed}", "-u20000", *_defined(flags), f"{model}.pml"))
 
 
 def said_steps(text: str) -> list[str]:

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 
 import pytest
 
 from proof import __main__, spin
 from proof.checks import MODELS, Bounds, Guard, Model
-
-needs_spin = pytest.mark.skipif(
-    shutil.which("spin") is None and "JOBS_TEST_REQUIRE_SERVERS" not in os.environ, reason="apt install spin"
-)
+from tests.proof.needs import needs_spin
 
 
 def small(bounds: str, guard: str) -> Model:
@@ -27,7 +22,7 @@ def small(bounds: str, guard: str) -> Model:
 )
 def test_a_property_that_fails_and_a_guard_that_nobody_misses_are_said(bounds, guard, code, monkeypatch, capsys):
     monkeypatch.setattr(__main__, "MODELS", (small(bounds, guard),))
-    monkeypatch.setattr("sys.argv", ["proof", "--json"])
+    monkeypatch.setattr("sys.argv", ["proof", "--json", "--only", "batch"])
     assert __main__.main() == code
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert all(row["states"] > 100 for row in rows)
