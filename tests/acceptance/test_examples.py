@@ -406,6 +406,7 @@ def recipes(examples: Examples) -> None:
     result = found.send_summary.delay(ada.pk)
     found.close_account(types.SimpleNamespace(user=ada), ada)
     assert Job.objects.get(pk=result.id).state == "cancelled"
+    assert examples.run().JOBS["ENCRYPT"]
     examples.run()
     examples.run().order_paid(1, 500)
     assert [job.task for job in run_jobs(schedules=False)][-1].endswith("award_points")
