@@ -2,7 +2,8 @@
 
     JOBS_SOAK_SECONDS=3600 pytest tests/faults/test_soak.py --faults=soak -n 0
 
-``JOBS_TEST_SEED`` repeats the faults; ``JOBS_SOAK_REPORT`` names a file for the report.
+Give it ten minutes at least: what is kept for a minute fills up first. ``JOBS_TEST_SEED`` repeats the faults;
+``JOBS_SOAK_REPORT`` names a file for the report.
 """
 
 from __future__ import annotations
