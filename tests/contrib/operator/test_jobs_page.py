@@ -216,7 +216,7 @@ def test_what_belongs_to_a_job(viewer, admin_client):
     text = html.unescape(admin_client.get(page(job)).content.decode()).partition("What belongs to it")[2]
     for row, name in ((child, "job"), (marker, "marker")):
         assert f'href="{reverse(f"admin:jobs_{name}_change", args=[row.pk])}"' in text
-    assert "ready, part 3" in text
+    assert '>part 3</span></th><td><span class="job-state job-ready">ready</span></td>' in text
     for query in ("task=tests.tasks.effect", "queue=celery", "key=nightly", "key=welcome%3A1", f"parent={job.pk}"):
         assert f'href="{LIST}?{query}"' in text
     assert listed(admin_client, parent=job.pk) == short(child)
