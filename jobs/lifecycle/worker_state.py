@@ -166,6 +166,8 @@ class WorkerState:
     has_blocks = _shared("?", 44)
     #: Whether jobs are held back somewhere.
     holds = _shared("?", 43)
+    #: Until when claims step over all that is ready, because of limits; on the machine's monotonic clock.
+    rests_until = _shared("d", 48)
     #: Until when somebody waits for results, and is told of each end; on the machine's monotonic clock.
     answers_until = _shared("d", 72)
     #: Seconds since the node's last beat was written; 0 where nobody beats (outside of a worker).

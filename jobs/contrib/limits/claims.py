@@ -190,7 +190,7 @@ class LimitedClaimer(claims.Claimer):
                 break
             if not rows and not may_find_more:
                 until = now + QUIET
-                self._quiet_until[spot] = min(until, self._opens_at.get(spot, until))
+                worker_state.rests_until = self._quiet_until[spot] = min(until, self._opens_at.get(spot, until))
             if rows or not may_find_more:
                 break
         return rows

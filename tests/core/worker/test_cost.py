@@ -23,6 +23,7 @@ from jobs.worker.runner import Runner
 from tests import tasks
 from tests.faults.worker import Worker
 from tests.helpers.harness import wait_ended, wait_heartbeats
+from tests.helpers.looks import Looks
 from tests.settings import JOBS
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
@@ -159,15 +160,6 @@ def looks(tmp_path):
     if connection.vendor != "postgresql":
         pytest.skip("PostgreSQL only: elsewhere nobody is told")
     return Looks(tmp_path / "looks")
-
-
-class Looks:
-    def __init__(self, path) -> None:
-        self.path = path
-        self.env = {"JOBS_TEST_LOOKS": str(path)}
-
-    def count(self, name: str = "claim") -> int:
-        return Counter(self.path.read_text().split())[name]
 
 
 @pytest.mark.parametrize("count", [1, 5])
