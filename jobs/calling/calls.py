@@ -17,11 +17,12 @@ from celery import Celery, signals
 from celery.backends.rpc import RPCBackend
 from celery.utils.functional import maybe_list
 from celery.utils.time import maybe_iso8601
+from django.db import transaction
 from django.utils import timezone
 from kombu.common import Broadcast
 from kombu.transport.virtual.exchange import TopicExchange
 
-from jobs import extensions
+from jobs import extensions, store
 from jobs.calling import outbox, request
 from jobs.calling.options import KEPT, MOMENT, PLUMBING
 from jobs.conf import celery_app, conf
@@ -122,8 +123,8 @@ def terms(task: Any, args: Any, kwargs: Any, given: Mapping[str, Any]) -> Terms:
         "root": None if root == key else root,
     }
     row |= {name: options[name] for name in OPTIONS if options.get(name)}
-    if is_frozen:
-        row["is_frozen"] = True
+    if key is not None:
+        row |= {"is_given": True, "is_frozen": is_frozen}
     if key is not None and key.version != 7:
         row["made_at"] = timezone.now()
     if run_at is not None:
@@ -326,7 +327,10 @@ def receive(task: str, request: Any, args: Any, kwargs: Any) -> None:
             for called in getattr(known, "call_hooks", ()):
                 called(known, job)
     reach("before_receive")
-    Job.objects.using(databases.job_alias()).bulk_create([job], ignore_conflicts=True)
+    using = databases.job_alias()
+    with transaction.atomic(using=using):
+        Job.objects.using(using).bulk_create([job], ignore_conflicts=True)
+        store.of(using).withdraw(key)
     reach("after_receive")
     wakeup.send()
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from celery import signals as celery_signals
-from django.db import Error, connections, transaction
+from django.db import Error, IntegrityError, connections, transaction
 from kombu.utils.uuid import uuid
 
 from jobs import extensions, signals, store
@@ -54,9 +54,8 @@ def record(jobs: list[Job], using: str, app: Any) -> list[Job]:
     connection: Any = connections[using]
     calls, is_alone = jobs, connection.autocommit and not connection.in_atomic_block
     raw = connection.connection
-    write = _insert if calls[0].unique_key is None else _insert_unique
     try:
-        jobs = write(calls, using)
+        jobs = _write(calls, using)
     except Error as exc:
         if not is_alone or not databases.is_lost(exc, using, raw):
             raise
@@ -66,7 +65,7 @@ def record(jobs: list[Job], using: str, app: Any) -> list[Job]:
         # A frozen signature may have been called before, so the time of the call has to match as well.
         rows = Job.objects.using(using).filter(pk=calls[0].pk, made_at=calls[0].made_at)
         is_written = calls[0].unique_key is None and rows.exists()
-        jobs = calls if is_written else write(calls, using)
+        jobs = calls if is_written else _write(calls, using)
     new = [job for job, call in zip(jobs, calls, strict=True) if job is call]
     for watch in watchers:
         for job in new:
@@ -83,6 +82,19 @@ def record(jobs: list[Job], using: str, app: Any) -> list[Job]:
         hook.recorded.extend((app, job) for job in new)
     if not connection.in_atomic_block:
         hook()
+    return jobs
+
+
+def _write(calls: list[Job], using: str) -> list[Job]:
+    call = calls[0]
+    insert = _insert if call.unique_key is None else _insert_unique
+    jobs = insert(calls, using)
+    # The caller said the id, and history does not refuse it.
+    if call.is_given and jobs[0] is call and store.of(using).withdraw(call.pk):
+        if not call.is_frozen:
+            raise IntegrityError(f"there is a job with the id {call.pk} already, and it has ended")
+        call.take_own_id()
+        jobs = insert(calls, using)
     return jobs
 
 

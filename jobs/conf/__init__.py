@@ -95,7 +95,8 @@ class Settings:
     #: tables, too. None: nobody's.
     SCHEDULES: str | None = "all"
 
-    #: Jobs that ended ``succeeded`` or ``cancelled`` are deleted after this time; None keeps them.
+    #: Jobs that ended ``succeeded`` or ``cancelled`` are deleted after this time; None keeps them. On PostgreSQL, from
+    #: three days on, they go with all others of their day, up to a day later.
     RETENTION: float | None = 7 * 86400.0
     #: Jobs that ended ``failed`` are deleted after this time; None keeps them.
     RETENTION_FAILED: float | None = 30 * 86400.0

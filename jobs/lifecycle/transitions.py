@@ -127,13 +127,15 @@ def note_success(job: Job, result: Any) -> None:
 
 def _finish(job: Job, **values: Any) -> bool:
     """Race: this run may be a zombie, whose job was given to another. Then no row matches: False."""
-    if values["state"] in UNSUCCESSFUL and (written := _written_with(job, values["error"])):
-        with transaction.atomic(using=job._state.db):
-            if owned(job).update(**values) != 1:
-                return False
-            for write in written:
-                write()
-    elif owned(job).update(**values) != 1:
+    written = _written_with(job, values["error"]) if values["state"] in UNSUCCESSFUL else []
+
+    def write() -> bool:
+        done = owned(job).update(**values) == 1
+        for each in written if done else ():
+            each()
+        return done
+
+    if not databases.again_if_moved(str(job._state.db), write, is_one=not written):
         return False
     for name, value in values.items():
         setattr(job, name, value)
@@ -325,7 +327,9 @@ def hand_back_claim(using: str, node: uuid.UUID, token: int, begun: uuid.UUID | 
     if begun is not None:
         rest = rest.exclude(pk=begun)
     keyed = Q(unique_key__isnull=False) & ~Q(unique_until="finished")
-    done = rest.exclude(keyed).update(state=State.READY, backend=None)
+    write = partial(rest.exclude(keyed).update, state=State.READY, backend=None)
+    # Race: one of them ends at this moment.
+    done = databases.again_if_moved(using, write, is_one=True)
     # Another job may have taken the key since.
     return done + sum(hand_back(job, 0) for job in rest.filter(keyed))
 
@@ -337,7 +341,8 @@ def redirect(job_id: uuid.UUID, using: str, columns: dict[str, Any], states: Seq
     """Change where a job waits: its queue, its priority, its time. The workers are told after the commit."""
     rows = Job.objects.using(using).filter(pk=job_id)
     # One that was held back stood elsewhere in its line.
-    if rows.filter(state__in=states).update(**{"held": None, **columns}) != 1:
+    write = partial(rows.filter(state__in=states).update, **{"held": None, **columns})
+    if databases.again_if_moved(using, write, is_one=True) != 1:
         return False
     queues = rows.filter(state=State.READY).values_list("queue", flat=True)
     transaction.on_commit(lambda: wakeups.notify(using, queues), using=using, robust=True)
@@ -382,7 +387,8 @@ def wake(what: str, using: str) -> bool:
 
     Race: two see the same one. Then one wakes nobody. Of a lock that is enough: it is had by one at a time.
     """
-    if (queue := store.of(using).wake(what, _waiting(None))) is None:
+    write = partial(store.of(using).wake, what, _waiting(None))
+    if (queue := databases.again_if_moved(using, write, is_one=True)) is None:
         return False
     transaction.on_commit(lambda: wakeups.notify(using, [queue]), using=using, robust=True)
     return True
@@ -399,7 +405,7 @@ def postpone_unknown(job: Job, limit: int) -> int:
     ready = Job.objects.using(using).filter(CLAIMABLE, queue=job.queue, task=job.task)
     with transaction.atomic(using=using):
         ids = list(databases.free(ready.order_by(*ORDER)).values_list("pk", flat=True)[:limit])
-        rows = Job.objects.using(using).filter(pk__in=ids)
+        rows = Job.objects.using(using).filter(pk__in=ids, state__in=WAITING)
         return done + rows.update(state=State.SCHEDULED, error=error, **waits)
 
 
@@ -422,7 +428,7 @@ def let_go(using: str, tasks: Iterable[str], queues: Sequence[str], limit: int) 
     with transaction.atomic(using=using):
         rows = dict(databases.free(parked).values_list("pk", "queue")[:limit])
         # By one time: the order of their ids is kept.
-        Job.objects.using(using).filter(pk__in=rows).update(**_waiting(None))
+        Job.objects.using(using).filter(pk__in=rows, state__in=WAITING).update(**_waiting(None))
     return list(rows.values())
 
 
@@ -447,7 +453,9 @@ def make_due(using: str, limit: int, first: str = "run_at", at: Any = None, sinc
         return []
     with transaction.atomic(using=using):
         rows = dict(databases.free(late).values_list("pk", "queue")[:limit])
-        Job.objects.using(using).filter(pk__in=rows).update(state=State.READY, held=None, waits_for=None)
+        # Both states, by which PostgreSQL knows the partition, and does not take the index of all that are scheduled.
+        found = Job.objects.using(using).filter(pk__in=rows, state__in=WAITING)
+        found.update(state=State.READY, held=None, waits_for=None)
     return list(rows.values())
 
 
@@ -478,20 +486,22 @@ def cancel_waiting(using: str, limit: int, why: str) -> int:
 
 
 def _cancel(ids: Sequence[uuid.UUID], using: str, kind: str, why: str, is_told: bool = True) -> int:
-    with transaction.atomic(using=using):
+    def write() -> int:
         waiting = Job.objects.using(using).filter(pk__in=ids, state__in=WAITING)
         error = error_entry(kind, why)
         # Read before the update: after it a row no longer shows that it was this call that cancelled it.
         rows = waiting.select_for_update().only("id", "options", "task", "queue", "lease", "parent_id", "root", *ADDED)
-        written = [write for job in rows for write in _written_with(job, error)] if is_told else []
+        written = [each for job in rows for each in _written_with(job, error)] if is_told else []
         done = waiting.update(**_ended(State.CANCELLED, error))
-        for write in written:
-            write()
+        for each in written:
+            each()
+        return done
 
     def tell() -> None:
         for job in Job.objects.using(using).filter(pk__in=ids, state=State.CANCELLED):
             signals.cancelled.tell(job, using, error=job.error)
 
+    done = databases.again_if_moved(using, write)
     # With autocommit off nobody tells us of the commit.
     knows = connections[using].in_atomic_block or connections[using].get_autocommit()
     if done and is_told and knows and signals.cancelled.receivers:

@@ -127,7 +127,7 @@ def _named(using: str) -> set[uuid.UUID] | None:
 
 def walk(using: str, behind: Position | None, limit: int) -> Any:
     """The next ended jobs, oldest first, with ``place`` and ``is_over``; also those that are not over."""
-    rows, ages = Job.objects.using(using), _retentions().values()
+    rows, ages = Job.objects.using(using), _retentions(using).values()
     rows = rows.filter(finished_at__lt=now_plus(-min(ages))) if ages else rows.none()
     if behind is not None:
         at = RawSQL("%s", [behind[0]])
@@ -137,14 +137,18 @@ def walk(using: str, behind: Position | None, limit: int) -> Any:
     )[:limit]
 
 
-def _retentions() -> dict[tuple[State, ...], float]:
+def _retentions(using: str) -> dict[tuple[State, ...], float]:
     """For how many seconds ended jobs are kept; what is kept for ever is left out."""
-    every = {(State.SUCCEEDED, State.CANCELLED): conf().RETENTION, (State.FAILED,): conf().RETENTION_FAILED}
+    age = conf().RETENTION
+    if age is not None and age >= 3 * 86400.0 and store.of(using).is_divided:
+        # They go with the others of their day. One by one they go when that could have gone.
+        age += 86400.0
+    every = {(State.SUCCEEDED, State.CANCELLED): age, (State.FAILED,): conf().RETENTION_FAILED}
     return {states: age for states, age in every.items() if age is not None}
 
 
-def _old() -> Q:
-    parts = (Q(state__in=states, finished_at__lt=now_plus(-age)) for states, age in _retentions().items())
+def _old(using: str) -> Q:
+    parts = (Q(state__in=states, finished_at__lt=now_plus(-age)) for states, age in _retentions(using).items())
     return Q(*parts, pk__in=(), _connector=Q.OR)
 
 
@@ -154,21 +158,20 @@ def _over(using: str) -> Any:
     What extensions keep is asked of the few that are deleted: for a whole walk PostgreSQL would read the whole table.
     """
     # By the marker's job: the row of an adopted job has no ``marker_key``.
-    return _old() & ~Exists(Marker.objects.using(using).filter(job=OuterRef("pk")))
+    return _old(using) & ~Exists(Marker.objects.using(using).filter(job=OuterRef("pk")))
 
 
 def delete_old(keys: Sequence[uuid.UUID], using: str) -> int:
     """Delete those that are old enough. Race with a replay: a row that somebody has locked is left for another time."""
     with transaction.atomic(using=using):
-        old = Job.objects.filter(_old(), store.of(using).among("pk", keys))
+        old = Job.objects.filter(_old(using), store.of(using).among("pk", keys))
         return _delete(databases.free(_unneeded(old, using)), using)
 
 
 def delete(keys: Sequence[uuid.UUID], using: str) -> int:
     """Delete those of the jobs that have ended (else a replay was faster), and that no extension keeps."""
-    with transaction.atomic(using=using):
-        over = Job.objects.filter(store.of(using).among("pk", keys), state__in=ENDED)
-        return _delete(_unneeded(over, using).select_for_update(), using)
+    over = _unneeded(Job.objects.filter(store.of(using).among("pk", keys), state__in=ENDED), using)
+    return databases.again_if_moved(using, lambda: _delete(over.select_for_update(), using))
 
 
 def _unneeded(jobs: QuerySet[Job], using: str) -> QuerySet[Job]:
@@ -198,7 +201,7 @@ def behind(using: str) -> datetime.datetime | None:
     It comes last to what ended last. So one batch there decides, and one of the oldest says since when.
     """
     jobs, found = Job.objects.using(using), None
-    for order in ("-finished_at", "finished_at") if (ages := _retentions().values()) else ():
+    for order in ("-finished_at", "finished_at") if (ages := _retentions(using).values()) else ():
         late = jobs.filter(finished_at__lt=now_plus(-min(ages) - LATE)).order_by(order)
         keys = list(late.values_list("pk", flat=True)[: conf().BATCH])
         over = _unneeded(jobs.filter(_over(using), store.of(using).among("pk", keys)), using) if keys else jobs.none()

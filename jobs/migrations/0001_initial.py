@@ -29,14 +29,26 @@ AUTOVACUUM = {
 def tune(apps, schema_editor):
     if schema_editor.connection.vendor == 'postgresql':
         options = ', '.join(f'{name} = {value}' for name, value in AUTOVACUUM.items())
-        for table in TUNED:
-            schema_editor.execute(f'ALTER TABLE IF EXISTS {table} SET ({options})')
+        for table in parts(schema_editor):
+            schema_editor.execute(f'ALTER TABLE {table} SET ({options})')
 
 
 def untune(apps, schema_editor):
     if schema_editor.connection.vendor == 'postgresql':
-        for table in TUNED:
-            schema_editor.execute(f"ALTER TABLE IF EXISTS {table} RESET ({', '.join(AUTOVACUUM)})")
+        for table in parts(schema_editor):
+            schema_editor.execute(f"ALTER TABLE {table} RESET ({', '.join(AUTOVACUUM)})")
+
+
+def parts(schema_editor):
+    """The tables, or their partitions."""
+    sql = """
+    SELECT coalesce(part.relid, oid)::regclass::text FROM pg_class
+    LEFT JOIN LATERAL pg_partition_tree(oid) AS part ON true
+    WHERE oid = ANY (SELECT to_regclass(name) FROM unnest(%s::text[]) AS name) AND coalesce(isleaf, true)
+    """
+    with schema_editor.connection.cursor() as cursor:
+        cursor.execute(sql, [TUNED])
+        return [table for table, in cursor.fetchall()]
 
 
 class Migration(migrations.Migration):

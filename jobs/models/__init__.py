@@ -183,6 +183,8 @@ class Job(Completed):
     is_awaited = False
     #: Whether the call is that of a signature whose id was fixed before (``Signature.freeze``).
     is_frozen = False
+    #: Whether the caller said the id.
+    is_given = False
 
     class Meta:
         db_table = "jobs_job"

@@ -15,7 +15,7 @@ from django.db.models import DurationField, Exists, ExpressionWrapper, F, Intege
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 
-from jobs.models import AWAITING, CLAIMABLE, Cancellation, Job, Marker, Node, Pause, State
+from jobs.models import AWAITING, CLAIMABLE, WAITING, Cancellation, Job, Marker, Node, Pause, State
 from jobs.models.columns import BY_ORDER, ORDER, POSITION, Part, named
 from jobs.store import databases
 
@@ -65,7 +65,7 @@ WITH RECURSIVE head(id) AS (
           AND (following.queue, following.rank) > (job.queue, job.rank)
         ORDER BY following.queue, following.rank, following.run_at, following.id LIMIT 1
     )
-    FROM head JOIN jobs_job AS job ON job.id = head.id
+    FROM head JOIN jobs_job AS job ON job.id = head.id AND job.state = 'ready'
 )
 SELECT id FROM head
 """
@@ -212,6 +212,19 @@ class Store:
 
     #: How many rows one INSERT takes; None: Django knows.
     batch_size: int | None = None
+
+    def parts(self, table: str) -> list[str]:
+        """The tables that hold the rows of a table, and its indexes and constraints."""
+        return [table]
+
+    @property
+    def is_divided(self) -> bool:
+        """What ended is apart from what lives, and goes with the other jobs of its day."""
+        return len(self.parts("jobs_job")) > 1
+
+    def withdraw(self, key: uuid.UUID) -> bool:
+        """Take back the job that was just inserted, if one of its id has ended; False: no INSERT lets that happen."""
+        return False
 
     #: How many batches (``BATCH``) of old rows go in one statement.
     old_batches = 1
@@ -414,7 +427,7 @@ class Store:
         It steps through the index, and never reads all of them.
         """
         age = ExpressionWrapper(Now() - F("run_at"), output_field=DurationField())
-        rows = Job.objects.using(self.using).filter(pk__in=RawSQL(HEADS, ()))
+        rows = Job.objects.using(self.using).filter(pk__in=RawSQL(HEADS, ()), state__in=WAITING)
         rows = rows.annotate(age=age, number=RawSQL(BESIDE, (most,), IntegerField()))
         with self.asking():
             return list(rows.values_list("queue", "rank", "age", "number"))

@@ -5,7 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from typing import Any, TypeVar
 from weakref import WeakSet
 
@@ -19,6 +19,7 @@ from django.db import (
     ProgrammingError,
     connections,
     router,
+    transaction,
 )
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
@@ -188,7 +189,11 @@ def everywhere(part: Callable[[str], int | None], aliases: Iterable[str] | None 
         try:
             done += part(alias) or 0
         except Error as exc:
-            note_away(exc, alias)
+            if is_conflict(exc):
+                # Race: another process ended the same jobs. The next round looks for what is left.
+                logger.info("%r was left for the next round: %s", alias, exc, extra={"action": "database_conflict"})
+            else:
+                note_away(exc, alias)
     return done
 
 
@@ -213,6 +218,26 @@ def patiently(alias: str, action: Callable[[], T]) -> T:
             raise
         drop(alias)
         return action()
+
+
+def again_if_moved(using: str, action: Callable[[], T], is_one: bool = False) -> T:
+    """Do it in a savepoint, and again if PostgreSQL says that a row which it was to lock has moved.
+
+    Race: a job ends, or is let run again, which moves its row to another partition. Who looks again sees its new state.
+    Also SKIP LOCKED says so, if the row moved since the statement began.
+
+    Parameters:
+        is_one: it is one statement, which needs no savepoint outside of a transaction.
+    """
+    is_alone = is_one and not connections[using].in_atomic_block
+    for left in (4, 3, 2, 1, 0):
+        try:
+            with nullcontext() if is_alone else transaction.atomic(using=using):
+                return action()
+        except OperationalError as exc:
+            if sqlstate(exc) != SERIALIZATION_FAILURE or not left:
+                raise
+    raise AssertionError
 
 
 def note_away(exc: Error, alias: str) -> None:

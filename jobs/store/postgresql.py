@@ -11,7 +11,7 @@ from functools import cache, lru_cache
 from io import StringIO
 from typing import Any
 
-from django.db import DataError, transaction
+from django.db import DataError, OperationalError, transaction
 from django.db.models import BooleanField, F, Func, Q, Value
 from django.db.models.functions import Now
 
@@ -37,7 +37,7 @@ UPDATE jobs_job
 SET state = 'running', lease = lease + 1, token = %(token)s, node_id = %(node)s, backend = %(backend)s,
     started_at = statement_timestamp(), limit_slot = NULL, queue_slot = NULL
 {UNSYNCED}
-WHERE id = ANY (ARRAY({{first}}))
+WHERE state = 'ready' AND id = ANY (ARRAY({{first}}))
 RETURNING {{columns}}
 """
 
@@ -64,8 +64,9 @@ WITHOUT = "AND task <> ALL (%(without)s)"
 #: The tasks of those bodies that the process can take beside others.
 ONLY = "AND task = ANY (%(only)s)"
 
-#: The row of a run, by its key. The state is written so that the planner does not take the index of all that runs.
-OWNED = "state || '' = 'running'"
+#: The row of a run, by its key. The state is written so that the planner knows the partition, and does not take the
+#: index of all that runs.
+OWNED = "state IN ('running', 'ready') AND state || '' = 'running'"
 
 RENEW = f"""
 UPDATE jobs_job SET token = %(token)s, started_at = statement_timestamp()
@@ -142,10 +143,13 @@ WHERE ({first}) IS NOT NULL AND NOT EXISTS (SELECT 1 FROM jobs_pause WHERE queue
 
 #: By the last ANALYZE.
 ESTIMATE = """
-SELECT state, round(reltuples * part)::bigint
-FROM pg_class JOIN pg_stats ON schemaname = relnamespace::regnamespace::text AND tablename = relname,
+SELECT state, sum(round(reltuples * part))::bigint
+FROM (SELECT 'jobs_job'::regclass AS relid UNION SELECT relid FROM pg_partition_tree('jobs_job')) AS tree
+     JOIN pg_class ON pg_class.oid = tree.relid AND relkind = 'r'
+     JOIN pg_stats ON schemaname = relnamespace::regnamespace::text AND tablename = relname,
      unnest(most_common_vals::text::text[], most_common_freqs) AS known(state, part)
-WHERE pg_class.oid = 'jobs_job'::regclass AND attname = 'state' AND reltuples > 0
+WHERE attname = 'state' AND reltuples > 0
+GROUP BY state
 """
 
 #: For one message, or one transaction.
@@ -240,8 +244,14 @@ class PostgreSQL(base.Store):
             # For this statement alone: behind a pooler the server's session is the next client's.
             bound = "(SELECT set_config('lock_timeout', '1s', true)) AS bound"
             late = "state IN ('scheduled', 'ready') AND expires_at <= now()"
-            where = f"id = ANY(%s) AND (unique_expires_at <= now() OR {late})"
-            cursor.execute(f"UPDATE jobs_job SET unique_key = NULL FROM {bound} WHERE {where}", [list(ids)])
+            where = f"finished_at IS NULL AND id = ANY(%s) AND (unique_expires_at <= now() OR {late})"
+            try:
+                cursor.execute(f"UPDATE jobs_job SET unique_key = NULL FROM {bound} WHERE {where}", [list(ids)])
+            except OperationalError as exc:
+                # Race: one of them has ended, and its key is free. The caller looks once more.
+                if not databases.is_conflict(exc):
+                    raise
+                return
             if cursor.rowcount:
                 return
         # These are the transaction's own rows, which no other connection sees yet.
@@ -249,6 +259,16 @@ class PostgreSQL(base.Store):
 
     def notify(self, channel: str, payloads: Sequence[str]) -> None:
         self.session.notify(channel, payloads)
+
+    def parts(self, table: str) -> list[str]:
+        partitions = self.ask("SELECT relid::regclass::text FROM pg_partition_tree(to_regclass(%s))", table)
+        return [name for (name,) in partitions] or [table]
+
+    def withdraw(self, key: uuid.UUID) -> bool:
+        # Race: the other job ended while the INSERT waited for its row. So this is a statement of its own.
+        ended = "EXISTS (SELECT 1 FROM jobs_job WHERE id = %s AND finished_at IS NOT NULL)"
+        sql = f"DELETE FROM jobs_job WHERE id = %s AND state IN ('scheduled', 'ready') AND {ended} RETURNING 1"
+        return bool(self.ask(sql, key, key))
 
     # A claim
 
@@ -258,11 +278,11 @@ class PostgreSQL(base.Store):
         values |= {"only": list(claim.only), **dict(zip(ORDER, claim.after, strict=False))}
         if claim.order is not None:
             first, more = claim.order.first(claim)
-            return self.claimed(
-                session.fetch(CLAIM.format(first=first, columns=", ".join(named(Part.CLAIM))), values | more)
-            )
-        sql = claim_sql(claim.queue, claim.limit, bool(claim.after), bool(claim.without), bool(claim.only))
-        return self.claimed(session.fetch(sql, values))
+            sql, values = CLAIM.format(first=first, columns=", ".join(named(Part.CLAIM))), values | more
+        else:
+            sql = claim_sql(claim.queue, claim.limit, bool(claim.after), bool(claim.without), bool(claim.only))
+        # Race: one of the first jobs was cancelled since the statement began.
+        return self.claimed(databases.again_if_moved(self.using, lambda: session.fetch(sql, values), is_one=True))
 
     def with_ready(self, queues: Sequence[str]) -> list[str]:
         sql = WITH_READY.format(queues="%(queues)s", first=FIRST)

@@ -112,6 +112,17 @@ def plan(sql: str, params: object = None) -> str:
         return "\n".join(" ".join(str(value) for value in row) for row in cursor.fetchall())
 
 
+def read_whole(text: str) -> list[str]:
+    """The tables of jobs and parts, or their partitions, that a plan of PostgreSQL reads although they are large."""
+    found = set(re.findall(r"Seq Scan on (jobs_(?:job|chord_part)\w*)", text))
+    with connection.cursor() as cursor:
+        for table in sorted(found):
+            cursor.execute(f"SELECT count(*) FROM (SELECT 1 FROM {table} LIMIT {FEW}) AS few")
+            if cursor.fetchone()[0] < FEW:
+                found.remove(table)
+    return sorted(found)
+
+
 def assert_indexed(name: str, query: Callable[[], object]) -> None:
     """Each statement of the query uses an index, and reads few rows beside those that it finds."""
     asked = asked_by(query)
@@ -119,7 +130,7 @@ def assert_indexed(name: str, query: Callable[[], object]) -> None:
     assert statements, name
     for sql, params in statements:
         text = plan(sql, params)
-        assert not re.search("Seq Scan on jobs_(job|chord_part)", text), f"{name}: {sql}\n{text}"
+        assert not read_whole(text), f"{name}: {sql}\n{text}"
         read = sum(map(int, re.findall(r"Rows Removed by Filter: (\d+)", text)))
         assert read < FEW, f"{name}: {sql}\n{text}"
         lines = (line for line in text.splitlines() if re.search("SCAN jobs_(job|chord_part)", line))

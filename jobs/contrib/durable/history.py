@@ -530,7 +530,10 @@ def run_again(jobs: Any, using: str) -> None:
 
 def forget(job_id: Any, name: str, using: str) -> bool:
     """Let a step be done again by the next run. False: the job runs, or has no such step."""
-    with transaction.atomic(using=using):
+
+    def delete() -> bool:
         if Job.objects.using(using).select_for_update().filter(pk=job_id).exclude(state=State.RUNNING).first() is None:
             return False
         return bool(Step.objects.using(using).filter(job=job_id, name=name).delete()[0])
+
+    return databases.again_if_moved(using, delete)

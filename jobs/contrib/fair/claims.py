@@ -13,15 +13,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from django.db import transaction
-
 from jobs.conf import celery_app
 from jobs.contrib.fair import keys
 from jobs.contrib.fair.keys import NO_KEY
 from jobs.contrib.fair.order import Rotation
 from jobs.lifecycle import claims
 from jobs.lifecycle.claims import LOOK, RARELY, SLOW_LOOK
-from jobs.models import CLAIMABLE, Job, State
+from jobs.models import CLAIMABLE, WAITING, Job, State
 from jobs.models.columns import ORDER
 from jobs.store import databases
 from jobs.store.base import Claim
@@ -97,6 +95,10 @@ def adopt(using: str, queue: str) -> int:
     head = rows.filter(CLAIMABLE, queue=queue).order_by(*ORDER).values_list("pk", "fair_key")[:WINDOW]
     if not (ids := [pk for pk, key in head if key is None]):
         return 0
-    with transaction.atomic(using=using):
+
+    def write() -> int:
         free = databases.free(rows.filter(pk__in=ids, state=State.READY)).values_list("pk", flat=True)
-        return rows.filter(pk__in=list(free)).update(fair_key=NO_KEY)
+        return rows.filter(pk__in=list(free), state__in=WAITING).update(fair_key=NO_KEY)
+
+    # Race: one of them is cancelled at this moment.
+    return databases.again_if_moved(using, write)

@@ -34,7 +34,7 @@ from jobs.contrib.limits.rates import Limit
 from jobs.lifecycle import claims
 from jobs.lifecycle.wakeups import wakeup
 from jobs.lifecycle.worker_state import worker_state
-from jobs.models import CLAIMABLE, HELD, LINED, SEATED, WITH_SLOT, Job, State
+from jobs.models import CLAIMABLE, HELD, LINED, SEATED, WAITING, WITH_SLOT, Job, State
 from jobs.models.columns import ORDER, POSITION
 from jobs.store import databases
 from jobs.store.base import Claim
@@ -402,8 +402,8 @@ def _let_in(using: str, limiter: RateLimiter, known: Limits) -> list[tuple[str, 
         # The workers of one queue may not look at another: each queue has a line of its own.
         line = limited.behind(_line(using, limiter.pk, first.queue), limiter)
         ids = [pk for pk, is_held in line.values_list("pk", "held")[:most] if is_held]
-        # By their keys alone: the planner would take the index of all that are held.
-        own = Job.objects.using(using).filter(pk__in=ids)
+        # By their keys: the planner would take the index of all that are held. The states say the partition.
+        own = Job.objects.using(using).filter(pk__in=ids, state__in=WAITING)
         with transaction.atomic(using=using):
             free = [
                 job for job in databases.free(own).only("state", "held", *ORDER) if job.held and job.state == "ready"
@@ -433,7 +433,8 @@ def _mark(using: str, rows: Sequence[Any], app: Any) -> int:
             job.limit_key = job.task
         with transaction.atomic(using=using):
             if databases.free(Job.objects.using(using).filter(pk=job.pk, state=State.READY)).values_list("pk").first():
-                done += Job.objects.using(using).filter(pk=job.pk).update(limit_key=job.limit_key)
+                mine = Job.objects.using(using).filter(pk=job.pk, state__in=WAITING)
+                done += mine.update(limit_key=job.limit_key)
     return done
 
 

@@ -100,7 +100,7 @@ UPDATE jobs_job
 SET state = 'running', lease = lease + 1, token = %(token)s, node_id = %(node)s, backend = %(backend)s,
     started_at = statement_timestamp(), limit_slot = {source}.slot, queue_slot = {queue_slot}
 FROM {source}, (SELECT set_config('synchronous_commit', 'off', true)) AS unsynced
-WHERE jobs_job.id = {source}.id {passed}
+WHERE jobs_job.state = 'ready' AND jobs_job.id = {source}.id {passed}
 RETURNING {columns}
 """
 
@@ -182,7 +182,7 @@ _QUEUE_PACED = """UNION ALL
 _HOLD = """
 WITH held AS (
     UPDATE jobs_job SET held = true
-    WHERE id = ANY (ARRAY(
+    WHERE state = 'ready' AND id = ANY (ARRAY(
         SELECT id FROM jobs_job WHERE id = ANY (%(ids)s) AND state = 'ready' AND held IS NULL FOR UPDATE SKIP LOCKED
     ))
     RETURNING limit_key, rank, run_at, id

@@ -22,6 +22,7 @@ from jobs.maintenance import prune
 from jobs.models import ENDED, Job, Marker, State
 from jobs.operations.actions import OPERATIONS, Operation, Refused
 from jobs.operations.selection import check_queue
+from jobs.store import databases
 
 #: Seconds in which the message of another program may come again. Without its row it would run once more.
 ADOPTED_STAYS = 86400.0
@@ -76,7 +77,8 @@ class Move(Operation):
         return value, format_lazy(_("moved to {queue}"), queue=value)
 
     def change(self, key: uuid.UUID, using: str, state: str) -> bool:
-        job = Job.objects.using(using).select_for_update().filter(pk=key).first()
+        rows = Job.objects.using(using).select_for_update().filter(pk=key)
+        job = databases.again_if_moved(using, rows.first)
         if job is None:
             return False
         options = {name: value for name, value in job.options.items() if name not in ("exchange", "routing_key")}

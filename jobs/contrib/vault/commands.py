@@ -2,6 +2,7 @@
 
 from argparse import Namespace
 from collections import Counter
+from functools import partial
 from typing import Any
 
 from django.core.management.base import CommandError
@@ -11,6 +12,7 @@ from jobs.contrib.vault.seal import sealed
 from jobs.contrib.vault.tokens import CannotDecrypt, is_token, new_key, renewed
 from jobs.management.console.base import DRY_RUN, JobsCommand, option, subcommand
 from jobs.models import Job
+from jobs.store import databases
 
 
 @subcommand(option("--new-key", "print a new key, and do nothing else", action="store_true"), DRY_RUN)
@@ -56,7 +58,8 @@ def _encrypt(job: Any, is_dry: bool) -> str:
         return "same"
     # Race: a retry may have given it other arguments.
     own = Job.objects.using(job._state.db).filter(pk=job.pk, lease=job.lease, state=job.state)
-    return "changed" if is_dry or own.update(args=args, kwargs=kwargs) else "same"
+    write = partial(own.update, args=args, kwargs=kwargs)
+    return "changed" if is_dry or databases.again_if_moved(own.db, write, is_one=True) else "same"
 
 
 def _renewed(value: Any) -> Any:

@@ -24,6 +24,7 @@ from django.db.models.functions import Now
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
+from jobs import store
 from jobs.conf import conf
 from jobs.inspection.counts import MOST, Head, heads, in_line, late_after, paused, running_by_node, silence, workers
 from jobs.lifecycle.transitions import PARKED, TASK, now_plus
@@ -245,7 +246,9 @@ class Search:
         connection, found = connections[self.using], []
         with connection.cursor() as cursor:
             for model in tables():
-                present = connection.introspection.get_constraints(cursor, model._meta.db_table)
+                present: set[str] = set()
+                for table in store.of(self.using).parts(model._meta.db_table):
+                    present |= connection.introspection.get_constraints(cursor, table).keys()
                 names = [index.name for index in model._meta.indexes]
                 if connection.features.can_introspect_check_constraints:
                     names += [constraint.name for constraint in model._meta.constraints]

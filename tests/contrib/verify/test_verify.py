@@ -12,7 +12,7 @@ from io import StringIO
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connection, connections
+from django.db import IntegrityError, connection, connections
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -38,6 +38,7 @@ from tests.helpers.verifying import (
     found,
     recovering,
     rules_of,
+    unguarded,
     with_a_bound,
     worker_node,
 )
@@ -134,9 +135,16 @@ BREAKERS: list[tuple[str, Callable[[], object]]] = [
 #: Broken by something else than a row; tested below.
 OTHERS = {"dead-everywhere", "known-at-home", "one-marker-per-key", "schema-complete"}
 
+#: On PostgreSQL such a row would be among those that ended, and these have no place for it, also without constraints.
+NOWHERE = {"state-known", "live-not-finished"}
+
 
 @pytest.mark.parametrize(("rule", "break_it"), BREAKERS, ids=[f"{n}-{rule}" for n, (rule, _) in enumerate(BREAKERS)])
 def test_each_rule_sees_what_breaks_it(watching, rule, break_it):
+    if rule in NOWHERE and connection.vendor == "postgresql":
+        with pytest.raises(IntegrityError, match="no partition"), unguarded():
+            break_it()
+        return
     assert_seen(rule, break_it)
 
 
@@ -365,13 +373,16 @@ def test_a_constraint_that_was_dropped_is_named(monkeypatch):
 
 def test_an_index_that_was_dropped_is_named():
     what = next(each for each in Job._meta.indexes if each.name == "jobs_job_ready")
+    # On PostgreSQL it is of the partition of what lives alone.
+    asked = "SELECT pg_get_indexdef('jobs_job_ready'::regclass)"
+    again = databases.ask("default", asked) if connection.vendor == "postgresql" else []
     with connection.schema_editor() as editor:
         editor.remove_index(Job, what)
     try:
         assert found(verify())["schema-complete"].examples == ["jobs_job_ready"]
     finally:
         with connection.schema_editor() as editor:
-            editor.add_index(Job, what)
+            editor.execute(again[0][0]) if again else editor.add_index(Job, what)
 
 
 # What it costs

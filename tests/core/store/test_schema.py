@@ -28,13 +28,14 @@ def options(table: str) -> dict[str, float]:
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="only PostgreSQL vacuums by itself")
 def test_old_rows_are_vacuumed_before_they_are_a_fifth():
     migration = import_module("jobs.migrations.0001_initial")
-    for table in migration.TUNED:
+    tuned = ["jobs_job_live", *migration.TUNED[1:]]
+    for table in tuned:
         found = options(table)
         for what in ("vacuum", "analyze"):
             dead = found[f"autovacuum_{what}_threshold"] + found[f"autovacuum_{what}_scale_factor"] * 11_000_000
             assert dead < 250_000, "of 11 million; by default 2.2 million"
     with connection.schema_editor() as editor:
         migration.untune(None, editor)
-        assert not any(map(options, migration.TUNED))
+        assert not any(map(options, tuned))
         migration.tune(None, editor)
-    assert options("jobs_job") == migration.AUTOVACUUM
+    assert options("jobs_job_live") == migration.AUTOVACUUM

@@ -1,0 +1,3 @@
+"""Guards: rows are locked, and read as they are then, until the transaction ends."""
+
+PUBLIC = {"guard": "guards"}

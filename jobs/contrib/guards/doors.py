@@ -1,0 +1,1 @@
+"""Guards have no part in what the core does; a body calls them."""

@@ -1,0 +1,84 @@
+"""Days of history are made before they begin, and dropped when all of their jobs are past their retention."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from typing import Any
+
+from django.db import OperationalError, ProgrammingError, transaction
+from django.db.models import Exists, OuterRef, Q
+
+from jobs import extensions
+from jobs.conf import conf
+from jobs.conf.logs import logger
+from jobs.contrib.history import store
+from jobs.lifecycle.transitions import now_plus
+from jobs.models import Action, Job, Marker
+from jobs.models.fields import first_id
+from jobs.store import databases, of
+
+#: Days that are made ahead, and those that ``migrate`` makes.
+AHEAD, FIRST = 7, 2
+
+#: Jobs of a day that something still needs: with more of them prune goes row by row.
+KEPT = 1000
+
+
+def prune(using: str, budget: float) -> int:
+    """Make days, and drop those that are over; returns how many jobs went with them."""
+    if not of(using).is_divided:
+        store.mend(using)
+        return 0
+    store.make_days(using, AHEAD)
+    deleted, until = 0, time.monotonic() + budget
+    if (retention := conf().RETENTION) is None:
+        return 0
+    over = databases.clock(using) - datetime.timedelta(seconds=retention)
+    for day, name in store.days(using).items():
+        if store.bounds(day)[1] > over or time.monotonic() > until:
+            break
+        deleted += _drop(using, day, name, retention)
+    return deleted
+
+
+def _drop(using: str, day: datetime.date, name: str, retention: float) -> int:
+    begin, end = store.bounds(day)
+    jobs = Job.objects.using(using).filter(state__in=store.BY_DAY, pk__gte=first_id(begin), pk__lt=first_id(end))
+    over = now_plus(-retention)
+    needed: Any = Q(finished_at__gte=over) | Exists(Marker.objects.using(using).filter(job=OuterRef("pk")))
+    for keep, _ in extensions.through("needed"):
+        needed |= Q(keep(using))
+    kept = jobs.filter(needed).values_list("pk", flat=True)[: KEPT + 1]
+    if len(kept) > KEPT:
+        return 0
+    try:
+        with transaction.atomic(using=using):
+            store.lock_day(using, name)
+            # Once more: somebody may have let one run again, or a marker may point at it.
+            ids = list(kept.all())
+            if len(ids) > KEPT:
+                return 0
+            gone = jobs.exclude(pk__in=ids) if ids else jobs
+            number = gone.count()
+            for tell in extensions.through("deleting"):
+                tell(gone, using)
+            Action.objects.using(using).filter(job__in=gone.values("pk"))._raw_delete(using)
+            store.drop_day(using, name, ids)
+    except (OperationalError, ProgrammingError) as exc:
+        if not store.is_refused(exc):
+            raise
+        # Somebody reads it, and the next round comes soon; or the table is another role's: then prune deletes the rows.
+        return 0
+    return number
+
+
+def complete(using: str) -> Any:
+    """After ``migrate``."""
+    try:
+        if store.divide(using) or of(using).is_divided:
+            store.make_days(using, FIRST)
+    except (OperationalError, ProgrammingError) as exc:
+        if not store.is_refused(exc):
+            raise
+        logger.warning("the table jobs_job is in use: migrate again to give history a table of its own (%s)", exc)

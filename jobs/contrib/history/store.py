@@ -1,0 +1,281 @@
+"""The partitions of ``jobs_job`` on PostgreSQL.
+
+``jobs_job_live`` has what has not ended, and ``jobs_job_failed`` what failed. What succeeded or was cancelled is in
+``jobs_job_done``, by its id: an id says the day of its call, so that a look-up by id reads three tables, however many
+days there are. ``jobs_job_rest`` has what is in no day: ids of other programs, and days that nobody made. A statement
+that names the states of what lives (``state = 'ready'``) is planned for ``jobs_job_live`` alone.
+
+The table of an earlier release becomes ``jobs_job_live`` as it is. Of a long history that table keeps what ended until
+:data:`SOON` after the upgrade, and prune deletes it row by row.
+
+An UPDATE that ends a job moves its row. Who waits for that row gets SQLSTATE 40001 (``databases.again_if_moved``).
+The tables have no common index: a migration that adds a unique constraint to jobs has to name the partition.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from django.db import OperationalError, ProgrammingError, connections, transaction
+
+from jobs.models import LIVE as LIVE_STATES
+from jobs.models import State
+from jobs.models.fields import first_id
+from jobs.store import databases, of
+from jobs.store.postgresql import PostgreSQL
+
+LIVE, ENDED, FAILED, DONE, REST = (f"jobs_job_{name}" for name in ("live", "ended", "failed", "done", "rest"))
+#: The states that go by the day.
+BY_DAY = (State.SUCCEEDED, State.CANCELLED)
+
+#: So many rows are moved while a table is locked.
+MOST = 10_000
+
+#: Of a longer table only what ends that much later goes elsewhere: until then the server has to read all of it, which
+#: keeps nobody from writing.
+SOON = datetime.timedelta(days=1)
+
+#: How long a statement waits for a lock for which others wait as well, and how often it tries.
+PATIENCE, LOCK_TRIES = "200ms", 60
+
+#: PostgreSQL's codes of a table that is there already (another worker was faster), and of a role that owns no table.
+REFUSED = ("42P07", "42501")
+
+_DAY = re.compile(r"jobs_job_(\d{8})")
+
+_IS_ABSENT = "SELECT 1 WHERE to_regclass('jobs_job') IS NULL"
+#: What would be of the table of what lives alone afterwards: foreign keys, triggers, views, policies and publications
+#: of the project.
+_IS_TIED = """
+SELECT 1 FROM pg_constraint WHERE confrelid = 'jobs_job'::regclass
+UNION ALL SELECT 1 FROM pg_trigger WHERE tgrelid = 'jobs_job'::regclass AND NOT tgisinternal
+UNION ALL SELECT 1 FROM pg_depend JOIN pg_rewrite ON pg_rewrite.oid = objid
+WHERE refobjid = 'jobs_job'::regclass AND classid = 'pg_rewrite'::regclass
+UNION ALL SELECT 1 FROM pg_policy WHERE polrelid = 'jobs_job'::regclass
+UNION ALL SELECT 1 FROM pg_publication_rel WHERE prrelid = 'jobs_job'::regclass
+"""
+_IS_MANY = "SELECT 1 FROM jobs_job OFFSET %s LIMIT 1"
+#: Whoever divides the table, of a session.
+_TRY, _FREE = "SELECT pg_try_advisory_lock(7215, 69)", "SELECT pg_advisory_unlock(7215, 69)"
+_INDEXES = "SELECT indexname, indexdef FROM pg_indexes WHERE tablename = 'jobs_job' AND schemaname = current_schema()"
+_GRANTS = """
+SELECT format('GRANT %%s ON jobs_job TO %%s', privilege_type,
+    CASE grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END)
+FROM pg_class, aclexplode(relacl) WHERE oid = to_regclass('jobs_job')
+"""
+_DAYS = f"""
+SELECT relname FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid
+WHERE inhparent = to_regclass('{DONE}') ORDER BY relname
+"""
+#: Who may make a day owns the table, or is a member of the role that does, and may make tables beside it.
+_LACKS_RIGHT = f"""
+SELECT current_user, pg_get_userbyid(relowner) FROM pg_class WHERE oid = to_regclass('{DONE}')
+AND NOT (pg_has_role(relowner, 'USAGE') AND has_schema_privilege(relnamespace, 'CREATE'))
+"""
+#: What proves that no row ends later, so that the server need not read them while it has the table locked.
+_EARLIER, _BEFORE = "jobs_job_earlier", "finished_at IS NULL OR finished_at < '{}'"
+_WITH_BOUND = f"SELECT conrelid::regclass::text FROM pg_constraint WHERE conname = '{_EARLIER}' AND coninhcount = 0"
+_WITHIN = "id >= %(begin)s AND id < %(end)s"
+_LIKE = "INCLUDING DEFAULTS INCLUDING CONSTRAINTS"
+
+
+def divide(using: str) -> bool:
+    """Make partitions of an ordinary table; False: it has some, others refer to it, or somebody else is at it.
+
+    Nobody waits for it much longer than for a lock. ``OperationalError``: it did not get the lock.
+    """
+    if not isinstance(of(using), PostgreSQL) or databases.ask(using, _IS_ABSENT):
+        return False
+    if of(using).is_divided or databases.ask(using, _IS_TIED):
+        return False
+    if not databases.ask(using, _IS_MANY, MOST):
+        return _divide(using, None)
+    with _alone(using) as is_alone:
+        if not is_alone:
+            return False
+        since = databases.clock(using) + SOON
+        try:
+            earlier = f"CHECK ({_BEFORE.format(since)}) NOT VALID"
+            _patiently(using, f"ALTER TABLE jobs_job ADD CONSTRAINT {_EARLIER} {earlier}")
+            with connections[using].cursor() as cursor:
+                # It reads the whole table, and keeps nobody from it.
+                cursor.execute(f"ALTER TABLE jobs_job VALIDATE CONSTRAINT {_EARLIER}")
+            return _divide(using, since)
+        finally:
+            _forget_bound(using)
+
+
+def mend(using: str) -> None:
+    """Drop what :func:`divide` leaves if its process is killed: when its time comes, no job could end."""
+    if isinstance(of(using), PostgreSQL) and databases.ask(using, _WITH_BOUND):
+        with _alone(using) as is_alone:
+            if is_alone:
+                _forget_bound(using)
+
+
+def _forget_bound(using: str) -> None:
+    if found := databases.ask(using, _WITH_BOUND):
+        _patiently(using, *(f"ALTER TABLE {table} DROP CONSTRAINT {_EARLIER}" for (table,) in found))
+
+
+@contextmanager
+def _alone(using: str) -> Iterator[bool]:
+    [(is_alone,)] = databases.ask(using, _TRY)
+    try:
+        yield is_alone
+    finally:
+        if is_alone:
+            databases.ask(using, _FREE)
+
+
+def _patiently(using: str, *statements: str) -> None:
+    """Execute statements that need a lock, and let nobody wait for long behind them."""
+    for left in reversed(range(LOCK_TRIES)):
+        try:
+            with transaction.atomic(using=using), connections[using].cursor() as cursor:
+                cursor.execute(f"SET LOCAL lock_timeout = '{PATIENCE}'")
+                for statement in statements:
+                    cursor.execute(statement)
+            return
+        except OperationalError as exc:
+            if not left or not databases.gave_up(exc):
+                raise
+            time.sleep(1.0)
+
+
+def _divide(using: str, since: datetime.datetime | None) -> bool:
+    """
+    Parameters:
+        since: what ends later goes to its partition; None: everything.
+    """
+    statements = [
+        "LOCK TABLE jobs_job IN ACCESS EXCLUSIVE MODE",
+        f"ALTER TABLE jobs_job RENAME TO {LIVE}",
+        f"CREATE TABLE jobs_job (LIKE {LIVE} {_LIKE}) PARTITION BY RANGE (finished_at)",
+        f"CREATE TABLE {ENDED} (LIKE {LIVE} {_LIKE}) PARTITION BY LIST (state)",
+        f"CREATE TABLE {FAILED} (LIKE {LIVE} {_LIKE})",
+        f"CREATE TABLE {DONE} (LIKE {LIVE} {_LIKE}) PARTITION BY RANGE (id)",
+        *(grant for (grant,) in databases.ask(using, _GRANTS)),
+    ]
+    for name, definition in databases.ask(using, _INDEXES):
+        # Those of what ended stay on what lives, too, and are empty: a plan that reads all in the order of an index
+        # would sort what waits.
+        if not any(f"'{state.value}'" in definition for state in LIVE_STATES):
+            for table in (FAILED, DONE):
+                new = name.replace("jobs_job", table)
+                if name == "jobs_job_pkey":
+                    # More than a unique index: logical replication knows rows by it.
+                    statements.append(f"ALTER TABLE {table} ADD CONSTRAINT {new} PRIMARY KEY (id)")
+                    continue
+                statements.append(re.sub(r"INDEX \S+ ON (ONLY )?\S+", f"INDEX {new} ON {table}", definition))
+    statements.append(f"CREATE TABLE {REST} (LIKE {DONE} {_LIKE} INCLUDING INDEXES)")
+    if since is None:
+        for table, states in ((FAILED, (State.FAILED,)), (REST, BY_DAY)):
+            statements.append(f"INSERT INTO {table} SELECT * FROM {LIVE} WHERE state IN ({_values(states)})")
+        statements.append(f"DELETE FROM {LIVE} WHERE finished_at IS NOT NULL")
+    else:
+        new = ("jobs_job", ENDED, FAILED, DONE, REST)
+        statements += [f"ALTER TABLE {name} DROP CONSTRAINT {_EARLIER}" for name in new]
+    bound = "MINVALUE" if since is None else f"'{since}'"
+    statements += [
+        f"ALTER TABLE {DONE} ATTACH PARTITION {REST} DEFAULT",
+        f"ALTER TABLE {ENDED} ATTACH PARTITION {FAILED} FOR VALUES IN ('{State.FAILED.value}')",
+        f"ALTER TABLE {ENDED} ATTACH PARTITION {DONE} FOR VALUES IN ({_values(BY_DAY)})",
+        f"ALTER TABLE jobs_job ATTACH PARTITION {ENDED} FOR VALUES FROM ({bound}) TO (MAXVALUE)",
+        f"ALTER TABLE jobs_job ATTACH PARTITION {LIVE} DEFAULT",
+    ]
+    if since is not None:
+        statements.append(f"ALTER TABLE {LIVE} DROP CONSTRAINT {_EARLIER}")
+    _patiently(using, *statements)
+    return True
+
+
+def _values(states: Sequence[State]) -> str:
+    return ", ".join(f"'{state.value}'" for state in states)
+
+
+def days(using: str) -> dict[datetime.date, str]:
+    """The days that have a partition, in their order, and its name."""
+    found = (_DAY.fullmatch(name) for (name,) in databases.ask(using, _DAYS))
+    return {datetime.datetime.strptime(each[1], "%Y%m%d").date(): each[0] for each in found if each}
+
+
+def bounds(day: datetime.date) -> tuple[datetime.datetime, datetime.datetime]:
+    begin = datetime.datetime(day.year, day.month, day.day, tzinfo=datetime.UTC)
+    return begin, begin + datetime.timedelta(days=1)
+
+
+def missing(using: str, ahead: int) -> Iterator[datetime.date]:
+    """Of today and the days ahead those that have no partition."""
+    there, today = days(using), databases.clock(using).astimezone(datetime.UTC).date()
+    every = (today + datetime.timedelta(days=number) for number in range(ahead + 1))
+    return (day for day in every if day not in there)
+
+
+def lacks_right(using: str) -> tuple[str, str] | None:
+    """This process's role, and that of the owner, if it may not make days."""
+    return next(iter(databases.ask(using, _LACKS_RIGHT)), None)
+
+
+def make_days(using: str, ahead: int) -> int:
+    """Make the partitions that are missing; how many these were.
+
+    Race: another worker makes the same. One is refused, and that is that.
+    """
+    return sum(make_day(using, day) for day in list(missing(using, ahead)))
+
+
+def make_day(using: str, day: datetime.date) -> bool:
+    """Make the partition of a day, with what ended without one; False: it is there, or in use, or that is too much."""
+    name, (begin, end) = f"jobs_job_{day:%Y%m%d}", bounds(day)
+    try:
+        with transaction.atomic(using=using), connections[using].cursor() as cursor:
+            cursor.execute(f"SET LOCAL lock_timeout = '{PATIENCE}'")
+            cursor.execute(f"CREATE TABLE {name} (LIKE {DONE} {_LIKE} INCLUDING INDEXES)")
+            # To attach it would lock and read the rest as well, which has few rows.
+            cursor.execute(f"LOCK TABLE {REST} IN ACCESS EXCLUSIVE MODE")
+            values = {"begin": first_id(begin), "end": first_id(end)}
+            cursor.execute(
+                f"SELECT count(*) FROM (SELECT 1 FROM {REST} WHERE {_WITHIN} LIMIT {MOST + 1}) AS few", values
+            )
+            if cursor.fetchone()[0] > MOST:
+                transaction.set_rollback(True, using=using)
+                return False
+            moved = f"WITH moved AS (DELETE FROM {REST} WHERE {_WITHIN} RETURNING *)"
+            cursor.execute(f"{moved} INSERT INTO {name} SELECT * FROM moved", values)
+            limits = f"FROM ('{values['begin']}') TO ('{values['end']}')"
+            cursor.execute(f"ALTER TABLE {DONE} ATTACH PARTITION {name} FOR VALUES {limits}")
+    except (OperationalError, ProgrammingError) as exc:
+        if not is_refused(exc):
+            raise
+        return False
+    return True
+
+
+def is_refused(exc: BaseException) -> bool:
+    """Whether it cannot be done now, or by this role."""
+    return databases.gave_up(exc) or databases.sqlstate(exc) in REFUSED
+
+
+def lock_day(using: str, name: str) -> None:
+    """Nobody writes in a day until the transaction ends. ``OperationalError``: somebody does."""
+    with connections[using].cursor() as cursor:
+        cursor.execute(f"SET LOCAL lock_timeout = '{PATIENCE}'")
+        cursor.execute(f"LOCK TABLE {name} IN SHARE ROW EXCLUSIVE MODE")
+
+
+def drop_day(using: str, name: str, kept: Sequence[Any]) -> None:
+    """Drop a day that is locked; the jobs that are ``kept`` go to the rest. Ends of jobs wait until the commit.
+
+    ``OperationalError``: somebody reads it.
+    """
+    with connections[using].cursor() as cursor:
+        cursor.execute(f"ALTER TABLE {DONE} DETACH PARTITION {name}")
+        if kept:
+            cursor.execute(f"INSERT INTO jobs_job SELECT * FROM {name} WHERE id = ANY(%s)", [list(kept)])
+        cursor.execute(f"DROP TABLE {name}")
