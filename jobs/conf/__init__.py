@@ -64,7 +64,7 @@ class Settings:
     #: How often a worker proves that it is alive.
     HEARTBEAT: float = 3.0
     #: A worker whose heartbeat stood still for this long is dead, and its jobs go back. At least three heartbeats, or
-    #: one slow beat makes a live worker look dead.
+    #: one slow beat makes a live worker look dead; with five a short outage of the database does not, either.
     DEAD_AFTER: float = 15.0
     #: After SIGTERM a worker waits this long for the bodies that run. Then their jobs are handed back (which counts
     #: nowhere), their processes are killed, and the worker ends. Set it a little below the time after which your

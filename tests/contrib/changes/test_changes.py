@@ -130,7 +130,7 @@ def test_in_a_body_its_job_did_it(declare):
     def body():
         return jobs.cancel(later).done
 
-    result = declare(name="tests.leaves", body=body).delay()
+    result = declare(name="tests.changes.leaves", body=body).delay()
     run_jobs()
     assert states()["a"] == "cancelled"
     assert Action.objects.get().by == f"tests.leaves[{result.id}]"
