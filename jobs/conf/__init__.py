@@ -95,8 +95,11 @@ class Settings:
     #: tables, too. None: nobody's.
     SCHEDULES: str | None = "all"
 
-    #: Jobs that ended ``succeeded`` or ``cancelled`` are deleted after this time; None keeps them. On PostgreSQL, from
-    #: three days on, they go with all others of their day, up to a day later.
+    #: On PostgreSQL ``migrate`` divides the table of jobs: what ended is in a partition of its day, and goes with it in
+    #: one DROP. For millions of jobs a day; no foreign key of a project's own table may point at a job then.
+    HISTORY_BY_DAY: bool = False
+    #: Jobs that ended ``succeeded`` or ``cancelled`` are deleted after this time; None keeps them. With
+    #: ``HISTORY_BY_DAY``, from three days on, they go with all others of their day, up to a day later.
     RETENTION: float | None = 7 * 86400.0
     #: Jobs that ended ``failed`` are deleted after this time; None keeps them.
     RETENTION_FAILED: float | None = 30 * 86400.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -33,14 +34,14 @@ PAIRS = {"sqlite-rabbitmq": (None, RabbitMQ), "postgres-redis": (Postgres, Redis
 IS_WIDE = os.environ.get("JOBS_TEST_MATRIX") == "wide"
 
 
-def run_cell(name: str, marks: str, *paths: str) -> None:
+def run_cell(name: str, marks: str, *paths: str, **more: str) -> None:
     if "DATABASE_URL" in os.environ or "CELERY_BROKER_URL" in os.environ:
         pytest.skip("this is a cell itself")
     database, broker = (CELLS | PAIRS | MARIADB)[name]
     # A queue of its own: other tests of this process may have used the broker.
-    env = {**os.environ, "CELERY_TASK_DEFAULT_QUEUE": f"celery-{name}"}
+    env = {**os.environ, "CELERY_TASK_DEFAULT_QUEUE": f"celery-{name}", **more}
     if database is not None:
-        made = re.sub(r"\W+", "-", f"{name}-{marks}")
+        made = re.sub(r"\W+", "-", f"{name}-{marks}-{'-'.join(more).lower()}")
         env["DATABASE_URL"] = server(database).create_database(made)  # type: ignore[attr-defined]
     if broker is not None:
         env["CELERY_BROKER_URL"] = server(broker).url
@@ -74,6 +75,16 @@ def run_cell(name: str, marks: str, *paths: str) -> None:
 def test_what_a_database_decides_on_the_other_one():
     """No broker has to do with it, and hardly any worker: everybody has the time for it."""
     run_cell("postgres-jobs", "database and not slow")
+
+
+@pytest.mark.slow
+def test_what_a_database_decides_where_history_goes_by_the_day():
+    rooms = "tests/core/lifecycle", "tests/core/maintenance", "tests/core/store", "tests/core/calling"
+    contrib = (
+        f"tests/contrib/{name}" for name in ("history", "verify", "operator", "canvas", "limits", "durable", "tags")
+    )
+    more = {"JOBS_TEST_SETTINGS": json.dumps({"HISTORY_BY_DAY": True})}
+    run_cell("postgres-jobs", "database and not slow", *rooms, *contrib, **more)
 
 
 @pytest.mark.slow

@@ -74,9 +74,9 @@ def _drop(using: str, day: datetime.date, name: str, retention: float) -> int:
 
 
 def complete(using: str) -> Any:
-    """After ``migrate``."""
+    """After ``migrate``. A table that is divided stays so, whatever the settings say by now."""
     try:
-        if store.divide(using) or of(using).is_divided:
+        if (conf().HISTORY_BY_DAY and store.divide(using)) or of(using).is_divided:
             store.make_days(using, FIRST)
     except (OperationalError, ProgrammingError) as exc:
         if not store.is_refused(exc):

@@ -26,12 +26,16 @@ from tests.helpers.concurrency import Elsewhere, cut, open_transaction, somebody
 from tests.helpers.plans import plan
 from tests.helpers.rows import make, make_node
 from tests.helpers.servers import wait_for
+from tests.settings import JOBS
 from tests.tasks import effect, noop, summary
 
 pytestmark = [
     pytest.mark.database,
     pytest.mark.django_db(transaction=True),
-    pytest.mark.skipif(connection.vendor != "postgresql", reason="only PostgreSQL moves rows between partitions"),
+    pytest.mark.skipif(
+        connection.vendor != "postgresql" or not JOBS.get("HISTORY_BY_DAY"),
+        reason="""needs PostgreSQL and JOBS_TEST_SETTINGS='{"HISTORY_BY_DAY": true}'""",
+    ),
 ]
 
 DAY = 86400.0
