@@ -81,4 +81,5 @@ def complete(using: str) -> Any:
     except (OperationalError, ProgrammingError) as exc:
         if not store.is_refused(exc):
             raise
-        logger.warning("the table jobs_job is in use: migrate again to give history a table of its own (%s)", exc)
+        text = "the table jobs_job is in use: migrate again to give history a table of its own (%s)"
+        logger.warning(text, exc, extra={"action": "not_divided"})

@@ -56,7 +56,7 @@ def test_which(four, which):
     ("fields", "keys"),
     [
         ({"task": tasks.noop}, "d"),
-        ({"task": "effect"}, "abc"),
+        ({"task": "tests.tasks.effect"}, "abc"),
         ({"task": "tests.tasks.*", "tags": {"user": 2}}, "c"),
         ({"queue": "celery"}, "abcd"),
         ({"queue": "mail"}, ""),
@@ -133,4 +133,4 @@ def test_in_a_body_its_job_did_it(declare):
     result = declare(name="tests.changes.leaves", body=body).delay()
     run_jobs()
     assert states()["a"] == "cancelled"
-    assert Action.objects.get().by == f"tests.leaves[{result.id}]"
+    assert Action.objects.get().by == f"tests.changes.leaves[{result.id}]"
