@@ -31,8 +31,7 @@ def crashtest(out: JobsCommand, args: Namespace) -> None:
     times: no mail leaves (Django's go to memory), its HTTP requests and other connections to mail servers are
     refused, caches begin empty, and calls of stock tasks are only noted. --allow-http lets HTTP requests
     through, each as often as the task is run: use it with a provider's test account. What else the task does
-    outside of the database (files, sockets, other clients) is done for real. The exit status is 1 if
-    something is found.
+    outside of the database (files, sockets, other clients) is done for real. With a finding it exits with 1.
 
     examples:
       manage.py jobs crashtest shop.tasks.send_welcome_email 1
