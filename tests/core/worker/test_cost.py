@@ -22,6 +22,7 @@ from jobs.worker import runner as worker_runner
 from jobs.worker.runner import Runner
 from tests import tasks
 from tests.faults.worker import Worker
+from tests.helpers import driver
 from tests.helpers.harness import wait_ended, wait_heartbeats
 from tests.helpers.looks import Looks
 from tests.settings import JOBS
@@ -205,6 +206,9 @@ def test_a_worker_needs_no_more_connections_than_the_documentation_says(pool, se
     """For each process that runs jobs one; for the supervisor three, whatever is installed."""
     if connection.vendor != "postgresql":
         pytest.skip("PostgreSQL only")
+    if pool is not None:
+        # Django has pools for psycopg 3 only.
+        driver.prepares()
     # Nobody is there: its threads look for events all the same.
     more = {"EVENT_BROKER": "amqp://127.0.0.1:1//", "SERVICE": "shop", "PRUNE_INTERVAL": 0.5, "RETENTION": 0.5}
     settings.JOBS = {**JOBS, **more}
