@@ -41,6 +41,7 @@ __all__ = [
 
 _LAZY = {
     "Task": "task",
+    "guard": "idempotency.guards",
     "lock": "idempotency.locks",
     "once": "idempotency.markers",
 }

@@ -1,1 +1,1 @@
-"""What is done once, or by one at a time: keys, markers and locks."""
+"""What is done once, or by one at a time: keys, markers, locks and guards."""

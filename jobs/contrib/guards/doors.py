@@ -1,1 +1,0 @@
-"""Guards have no part in what the core does; a body calls them."""
