@@ -158,8 +158,8 @@ class Adapter:
                 connection.close()
 
     def _tell(self) -> None:
-        self._ends.wait(self._every - time.time() % self._every)
-        before, since = (self._enqueued, self._completed), time.monotonic()
+        # The first tick counts what came before it as well.
+        before, since = (0, 0), time.monotonic()
         while not self._ends.wait(self._every - time.time() % self._every):
             now, counts = time.monotonic(), (self._enqueued, self._completed)
             # On a busy machine a tick comes late. Rates and their window stay the number of jobs.

@@ -171,7 +171,7 @@ for model, key in ((Job, Job.objects.get().pk), (jobs.models.Job, jobs.models.Jo
         url = reverse(f"admin:{model._meta.app_label}_job_{name}", args=args)
         response = client.get(url)
         # Parts of extensions are rendered before the page.
-        names = [each.name for each in response.templates if "/change_" in each.name]
+        names = [each.name for each in response.templates if "/change_" in (each.name or "")]
         print([url, response.status_code, names[0]])
 """
 
