@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-import jobs.typed
-from jobs import Task, extensions, task
-from jobs.calling import options
+from jobs import Task, task
 from jobs.models import Job
 from jobs.typed import ResultOf, TaskOf
 from tests.helpers.harness import ROOT, deliver, effects
@@ -130,20 +126,6 @@ def expected() -> dict[int, str]:
     """What mypy says of each line of ``CHECKED`` that it says something of."""
     lines = enumerate(CHECKED.splitlines(), 1)
     return {number: line.rpartition("  # ")[2] for number, line in lines if "  # " in line}
-
-
-def test_type_checkers_know_all_options_that_calls_and_tasks_take():
-    """And no others: a typo is an error before it is run."""
-    known: dict[str, set[str]] = {}
-    for part in ast.parse(Path(str(jobs.typed.__file__)).with_suffix(".pyi").read_text()).body:
-        if isinstance(part, ast.ClassDef):
-            fields = [each.target for each in part.body if isinstance(each, ast.AnnAssign)]
-            known[part.name] = {field.id for field in fields if isinstance(field, ast.Name)}
-    ours = extensions.merged("options").keys()
-    assert known["TaskOptions"] == options.OF_A_TASK | ours | {"base", "throws"}
-    positional = {"task_id", "link", "link_error", "shadow", "using"}
-    assert known["CallOptions"] >= options.OF_A_CALL - options.PLUMBING - options.OTHERS - positional
-    assert known["CallOptions"] - options.OF_A_CALL <= ours
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import time
 import uuid
 
 import pytest
-from celery import current_app, shared_task
+from celery import shared_task
 
 from jobs.conf import syncpoints
 from jobs.lifecycle import transitions
@@ -15,8 +15,7 @@ from jobs.maintenance import clock
 from jobs.models import Cancellation, Job
 from tests import tasks
 from tests.helpers.gates import once_only
-from tests.helpers.harness import Worker, claim, deliver, effects, in_body, wait_ended, wait_state
-from tests.helpers.servers import wait_for
+from tests.helpers.harness import Worker, claim, deliver, effects, in_body, wait_ended
 from tests.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -106,17 +105,3 @@ def test_a_long_body_ends_at_its_next_checkpoint(tmp_path):
         [row] = wait_ended(job.id)
     assert (row.state, row.error["message"]) == ("cancelled", "changed my mind")
     assert not effects()
-
-
-def test_a_revoked_job_ends_with_its_process(tmp_path):
-    """Celery's ``revoke(terminate=True)`` kills the process: no crash to be made good, but a wish."""
-    started = tmp_path / "started"
-    with Worker(concurrency=1) as worker:
-        job = checks.delay("a", str(started))
-        in_body(job.id, started)
-        current_app.control.revoke(job.id, terminate=True, signal="SIGKILL")
-        row = wait_state(job.id, "cancelled")
-        wait_for(lambda: not Cancellation.objects.exists(), 5, "the note is gone")
-        assert (row.error["type"], row.crashes) == ("Revoked", 0), worker.text()[-2000:]
-        wait_ended(tasks.effect.delay("after").id)
-    assert effects() == {"after": 1}

@@ -255,9 +255,10 @@ def test_help_is_by_what_one_wants(capsys):
     with pytest.raises(SystemExit):
         call_command("jobs", "--help")
     text = capsys.readouterr().out
-    places = [text.index(f"{wish}:\n") for wish in WISHES]
-    assert places == sorted(places)
-    for name, before, after in (("show", 0, 1), ("retry", 1, 2), ("pause", 2, 3), ("prune", 4, -1)):
+    # Only extensions have commands of some kinds.
+    places = [text.find(f"{wish}:\n") for wish in WISHES]
+    assert [place for place in places if place >= 0] == sorted(place for place in places if place >= 0)
+    for name, before, after in (("show", 0, 1), ("retry", 1, 2), ("prune", 4, -1)):
         assert f"\n  {name} " in text[places[before] : places[after] if after > 0 else None]
     assert sum(text.count(f"\n  {name} ") for name in Command.subcommands) == len(Command.subcommands)
 
@@ -266,7 +267,7 @@ def test_a_reader_that_has_enough_is_no_error():
     """Such as head: it closes the pipe."""
     source, end = os.pipe()
     os.close(source)
-    command_line = [sys.executable, "manage.py", "jobs", "pause"]
+    command_line = [sys.executable, "manage.py", "jobs", "list"]
     done = subprocess.run(command_line, cwd=ROOT, env=environment(), stdout=end, stderr=subprocess.PIPE, timeout=60)
     os.close(end)
     assert (done.returncode, done.stderr) == (141, b"")
