@@ -14,6 +14,7 @@ from django.db import connection
 from jobs.models import Job, Node
 from tests import tasks
 from tests.faults.strike import Strike
+from tests.helpers import driver
 from tests.helpers.harness import Worker, effects, in_body, wait_ended, wait_heartbeats, wait_state
 from tests.helpers.servers import wait_for
 from tests.models import Effect
@@ -115,6 +116,8 @@ def test_a_small_pool_of_connections_is_enough_to_give_jobs_back(tmp_path, most)
     """Django's own pool, of one for each process. The supervisor's threads take turns at it."""
     if connection.vendor != "postgresql":
         pytest.skip("PostgreSQL only")
+    # Django has pools for psycopg 3 only.
+    driver.prepares()
     pool = {"min_size": 1, "max_size": most, "timeout": 5}
     with Worker(concurrency=2, JOBS_TEST_DATABASE=with_pool(pool)) as worker:
         started, gate = tmp_path / "started", tmp_path / "gate"
