@@ -960,8 +960,8 @@ def test_no_hot_statement_scans_or_sorts_the_table(full, statistics):
         else:
             # TRUNCATE leaves those of the tests before, which are of other rows.
             is_mine = "(SELECT usesuper FROM pg_user WHERE usename = current_user)"
-            mine = f"starelid IN (SELECT relid FROM pg_partition_tree('jobs_job')) AND {is_mine}"
-            cursor.execute(f"DELETE FROM pg_statistic WHERE {mine}")
+            for table in store.of("default").parts("jobs_job"):
+                cursor.execute(f"DELETE FROM pg_statistic WHERE starelid = '{table}'::regclass AND {is_mine}")
     if statistics == "old":
         # What waited then has been run since.
         waited = Job.objects.filter(state="ready", queue=QUEUE).order_by("-run_at").values_list("pk", flat=True)[150:]
@@ -1018,10 +1018,9 @@ def test_no_hot_statement_scans_or_sorts_the_table(full, statistics):
     plans["clock"] = ("jobs_job_scheduled", explained(look.replace("%", "%%"), []))
     for index in ("jobs_job_expires", "jobs_job_ready"):
         assert index in plans["clock"][1], plans["clock"][1]
-    for name in ("let_go 0", "wake 0"):
-        if statistics == "none" and "jobs_job_awaiting" not in plans[name][1]:
-            # Of a few thousand rows both indexes cost the same. After a thousand changes the server knows better.
-            plans[name] = ("jobs_job_scheduled", plans[name][1])
+    if statistics == "none" and store.of("default").is_divided and "jobs_job_awaiting" not in plans["let_go 0"][1]:
+        # Of a few thousand rows both indexes cost the same. After a thousand changes the server knows better.
+        plans["let_go 0"] = ("jobs_job_scheduled", plans["let_go 0"][1])
     for name, (index, text) in plans.items():
         assert index in text, f"{name}\n{text}"
         assert "Seq Scan on jobs_job" not in text, f"{name}\n{text}"

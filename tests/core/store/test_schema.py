@@ -8,6 +8,7 @@ from django.core.management.sql import emit_post_migrate_signal
 from django.db import connection, transaction
 
 from jobs import store
+from jobs.conf import conf
 
 pytestmark = pytest.mark.django_db
 
@@ -42,3 +43,8 @@ def test_old_rows_are_vacuumed_before_they_are_a_fifth():
         assert not any(map(options, tuned))
         migration.tune(None, editor)
     assert options(live) == migration.AUTOVACUUM
+
+
+def test_the_table_of_jobs_is_divided_only_where_a_project_says_so():
+    """No foreign key of a project may point at a divided one, and nothing undoes it."""
+    assert store.of("default").is_divided == (connection.vendor == "postgresql" and conf().HISTORY_BY_DAY)
