@@ -55,7 +55,8 @@ ANSWERS = {
         "report in 7.2 h",
     ),
     "de": (
-        "6 Probleme: 2 externe Aufrufe geschahen vielleicht · 114 in dieser Stunde fehlgeschlagen · 1 Job scheint zu hängen",
+        "6 Probleme: 2 externe Aufrufe geschahen vielleicht · 114 in dieser Stunde fehlgeschlagen · "
+        "1 Job scheint zu hängen",
         "shop.tasks.import_orders: läuft seit 2,0 h",
         "shop.tasks.send_welcome_email: 75 von 3630",
         "die Queue mail ist angehalten von ada (the mail server is moved); 2 Jobs warten",
