@@ -6,10 +6,11 @@ What a body sees is made again from the row (``jobs.calling.request``).
 from __future__ import annotations
 
 import datetime
+import logging
 import re
 import uuid
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import kombu
@@ -17,6 +18,7 @@ from celery import Celery, signals
 from celery.backends.rpc import RPCBackend
 from celery.utils.functional import maybe_list
 from celery.utils.time import maybe_iso8601
+from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 from django.utils import timezone
 from kombu.common import Broadcast
@@ -26,6 +28,7 @@ from jobs import extensions, store
 from jobs.calling import outbox, request
 from jobs.calling.options import KEPT, MOMENT, PLUMBING
 from jobs.conf import celery_app, conf
+from jobs.conf.logs import log
 from jobs.conf.syncpoints import reach
 from jobs.errors import LONGEST
 from jobs.lifecycle import transitions
@@ -322,13 +325,18 @@ def receive(task: str, request: Any, args: Any, kwargs: Any) -> None:
         made_at=timezone.now(),
     )
     if (known := app.tasks.get(task) if app is not None else None) is not None:
-        # Of arguments that do not fit the run will say so.
-        with suppress(Exception):
-            for called in getattr(known, "call_hooks", ()):
+        for called in getattr(known, "call_hooks", ()):
+            try:
                 called(known, job)
+            except ImproperlyConfigured:
+                # Nothing is kept that should be hidden, and cannot be.
+                raise
+            except Exception as exc:
+                # Of arguments that do not fit the run will say so.
+                log(logging.DEBUG, job, f"a message gets less than a call: {exc!r}", "hook_failed")
     reach("before_receive")
     using = databases.job_alias()
-    with transaction.atomic(using=using):
+    with transaction.atomic(using=using) if store.of(using).is_divided else nullcontext():
         Job.objects.using(using).bulk_create([job], ignore_conflicts=True)
         store.of(using).withdraw(key)
     reach("after_receive")

@@ -6,7 +6,7 @@ In some blocks all calls go as rows with the transaction, whatever they call: al
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -88,9 +88,12 @@ def record(jobs: list[Job], using: str, app: Any) -> list[Job]:
 def _write(calls: list[Job], using: str) -> list[Job]:
     call = calls[0]
     insert = _insert if call.unique_key is None else _insert_unique
-    jobs = insert(calls, using)
-    # The caller said the id, and history does not refuse it.
-    if call.is_given and jobs[0] is call and store.of(using).withdraw(call.pk):
+    # Race: a worker claims the job before it is taken back.
+    with transaction.atomic(using=using) if call.is_given and store.of(using).is_divided else nullcontext():
+        jobs = insert(calls, using)
+        # No unique index has both what lives and what ended, so a job of this id may have ended already.
+        is_taken = call.is_given and jobs[0] is call and store.of(using).withdraw(call.pk)
+    if is_taken:
         if not call.is_frozen:
             raise IntegrityError(f"there is a job with the id {call.pk} already, and it has ended")
         call.take_own_id()

@@ -211,16 +211,15 @@ def _perform(run: Run) -> Steps:
             # The attempt finds out whose it is.
             run.is_atomic = True
         else:
+            if (unreadable := _unreadable(run)) is not None:
+                return finish.finish(run, unreadable)
             yield None
             if run.job.state == State.SUCCEEDED:
                 # Whoever awaited it has committed it, with others.
                 return tell(run, None, None)
     while True:
         # A handler, or an attempt that was rolled back, may have changed what the call gave. A retry is made of it.
-        try:
-            run.request.update(request.given(run.job))
-        except Exception as unreadable:
-            # A value of an extension's type, whose key is not here.
+        if (unreadable := _unreadable(run)) is not None:
             return finish.finish(run, unreadable)
         match _raised(run) if run.body is not None and not run.is_atomic else _attempt(run):
             case Committed(source, struck):
@@ -241,6 +240,15 @@ def _perform(run: Run) -> Steps:
                 return finish.finish(run, exc)
             case Conflict(exc) | Lost(exc):
                 return finish.finish(run, exc, lost=True)
+
+
+def _unreadable(run: Run) -> Exception | None:
+    """Give the body's request its arguments; what keeps them from being read, such as a key that is not here."""
+    try:
+        run.request.update(request.given(run.job))
+    except Exception as exc:
+        return exc
+    return None
 
 
 def _raised(run: Run) -> Conflict | Lost | Raised:

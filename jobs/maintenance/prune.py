@@ -141,7 +141,7 @@ def _retentions(using: str) -> dict[tuple[State, ...], float]:
     """For how many seconds ended jobs are kept; what is kept for ever is left out."""
     age = conf().RETENTION
     if age is not None and age >= 3 * 86400.0 and store.of(using).is_divided:
-        # They go with the others of their day. One by one they go when that could have gone.
+        # They go with the others of their day. What is left is deleted row by row a day later.
         age += 86400.0
     every = {(State.SUCCEEDED, State.CANCELLED): age, (State.FAILED,): conf().RETENTION_FAILED}
     return {states: age for states, age in every.items() if age is not None}

@@ -80,7 +80,7 @@ class Rescue:
         now = time.monotonic()
         counts = heartbeats.read(self.side)
         own = counts.get(self._node(), -1)
-        # Between its own beats it was there. Before the first of them it may have been away.
+        # This process was there between its own beats. It may have been away before the first of them.
         written = max(0, own - self._own - 1) * conf().HEARTBEAT
         if now - self._last_write - written > conf().DEAD_AFTER / 2:
             # This process was away, or nobody could write: nothing is known of the others.

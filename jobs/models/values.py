@@ -95,7 +95,7 @@ def jsonable(value: Any, where: str) -> Any:
         raise ValueError(f"{where} is nested too deeply") from None
 
 
-def parsed(text: str) -> Any:
+def parsed(text: str | bytes) -> Any:
     """What JSON from outside says. ``ValueError``: it is none, or nested too deeply."""
     try:
         return json.loads(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -123,6 +124,10 @@ class Seen(NamedTuple):
     more: tuple[Any, ...]
 
 
+#: Seconds for which a store remembers that the table of jobs is divided, and that it is not.
+LONG, SHORT = 3600.0, 60.0
+
+
 def owned(job: Job) -> QuerySet[Job]:
     """The fence: the job's row, as long as it is this run's. A zombie, whose job was given to another, finds none."""
     return Job.objects.using(job._state.db).filter(pk=job.pk, state=State.RUNNING, lease=job.lease, token=job.token)
@@ -217,10 +222,18 @@ class Store:
         """The tables that hold the rows of a table, and its indexes and constraints."""
         return [table]
 
+    #: Whether the table is divided, and until when that is not asked again, on the monotonic clock.
+    divided: tuple[bool, float] = (False, 0.0)
+
     @property
     def is_divided(self) -> bool:
         """What ended is apart from what lives, and goes with the other jobs of its day."""
-        return len(self.parts("jobs_job")) > 1
+        found, until = self.divided
+        if time.monotonic() > until:
+            found = len(self.parts("jobs_job")) > 1
+            # Nothing undoes it.
+            self.divided = found, time.monotonic() + (LONG if found else SHORT)
+        return found
 
     def withdraw(self, key: uuid.UUID) -> bool:
         """Take back the job that was just inserted, if one of its id has ended; False: no INSERT lets that happen."""

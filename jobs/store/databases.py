@@ -224,12 +224,12 @@ def again_if_moved(using: str, action: Callable[[], T], is_one: bool = False) ->
     """Do it in a savepoint, and again if PostgreSQL says that a row which it was to lock has moved.
 
     Race: a job ends, or is let run again, which moves its row to another partition. Who looks again sees its new state.
-    Also SKIP LOCKED says so, if the row moved since the statement began.
+    A statement with SKIP LOCKED gets the same error, if the row moved since it began.
 
     Parameters:
         is_one: it is one statement, which needs no savepoint outside of a transaction.
     """
-    is_alone = is_one and not connections[using].in_atomic_block
+    is_alone = is_one and connections[using].get_autocommit()
     for left in (4, 3, 2, 1, 0):
         try:
             with nullcontext() if is_alone else transaction.atomic(using=using):

@@ -265,6 +265,8 @@ class PostgreSQL(base.Store):
         return [name for (name,) in partitions] or [table]
 
     def withdraw(self, key: uuid.UUID) -> bool:
+        if not self.is_divided:
+            return False
         # Race: the other job ended while the INSERT waited for its row. So this is a statement of its own.
         ended = "EXISTS (SELECT 1 FROM jobs_job WHERE id = %s AND finished_at IS NOT NULL)"
         sql = f"DELETE FROM jobs_job WHERE id = %s AND state IN ('scheduled', 'ready') AND {ended} RETURNING 1"

@@ -79,7 +79,7 @@ def _listen(alias: str, stopping: threading.Event) -> None:
             looks = sorted([*looks[:1], *(now + pause for pause in _pauses(min(turns)))]) if turns else looks
             if looks and now >= looks[0] and (rests_until := worker_state.rests_until) > now:
                 # A look would find what no claim may take.
-                looks = [rests_until]
+                looks = sorted({rests_until, *(look for look in looks if look > rests_until)})
             elif looks and now >= looks[0]:
                 looks = [look for look in looks if look > now]
                 _look(alias)

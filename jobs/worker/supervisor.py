@@ -76,6 +76,7 @@ class Process:
         self._registered = False
         #: What the node's row says of its queues, and of its stop.
         self._said: tuple[list[str], bool] | None = None
+        self._saying = threading.Lock()
         self._unread = b""
         #: Of each slot: what its body said last.
         self._heard: dict[int, int] = {}
@@ -184,7 +185,14 @@ class Process:
         self.say()
 
     def say(self) -> None:
-        """Keep the node's row up to date. One that is quiet consumes nothing."""
+        """Keep the node's row up to date. One that is quiet consumes nothing.
+
+        Race: the main thread says it at each beat, and a thread of an extension when a person told the node something.
+        """
+        with self._saying:
+            self._say()
+
+    def _say(self) -> None:
         says = queues, is_stopping = (
             [] if worker_state.is_quiet else worker_state.queues,
             worker_state.stopping_for is not None,

@@ -15,6 +15,11 @@ def redact(settings, name="tests.helpers.redactions.hide_secrets"):
     settings.JOBS = {**settings.JOBS, "REDACT": name}
 
 
+def nothing(task, name, value):
+    """A project that hides no argument by itself."""
+    return value
+
+
 SECRET = "s3cret-4711"
 
 

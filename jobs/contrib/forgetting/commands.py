@@ -6,12 +6,12 @@ from django.core.management.base import CommandError
 
 from jobs.contrib.forgetting.forget import forget as forget_all
 from jobs.contrib.tags.tags import parse
-from jobs.management.console.base import DRY_RUN, JobsCommand, me, option, reported, subcommand
+from jobs.management.console.base import DRY_RUN, REASON, JobsCommand, me, option, reported, subcommand
 
 
 @subcommand(
     option("--tag", "of whom: user=5; with several: user=5,team=b", required=True),
-    option("--why", "the reason, for the log", default=""),
+    REASON,
     DRY_RUN,
 )
 def forget(out: JobsCommand, args: Namespace) -> None:
@@ -24,11 +24,11 @@ def forget(out: JobsCommand, args: Namespace) -> None:
 
     examples:
       manage.py jobs forget --tag user=5 --dry-run
-      manage.py jobs forget --tag user=5 --why "asked on 2026-11-26"
+      manage.py jobs forget --tag user=5 --reason "asked on 2026-11-26"
     """
     with reported(TypeError, ValueError, says="--tag: {}"):
         tags = parse(args.tag)
-    found = forget_all(tags, me(), args.why, args.dry_run)
+    found = forget_all(tags, me(), args.reason, args.dry_run)
     is_done = not (args.dry_run or found.left)
     counts = {name: getattr(found, name) for name in ("jobs", "markers", "effects", "events")}
     out.say_json({"dry_run": args.dry_run, "deleted": is_done, **counts, "left": found.left})

@@ -1,8 +1,7 @@
 """What jobs keep of a tag, and its end: jobs with their history, markers, external calls, events, and what they told.
 
 The jobs of a tag are those that have it, those that their bodies called, and those of the handlers of their events. All
-of that is deleted, or nothing: as long as something of it runs, or nobody knows what became of a call, the rest is what
-it is found by.
+of that is deleted, or nothing. The rest leads to what is left: a job that runs, or a call that nobody has settled.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from django.db import transaction
 from django.db.models import QuerySet
 from django.utils.translation import gettext
 
@@ -22,6 +22,13 @@ from jobs.maintenance import prune
 from jobs.models import ENDED, LIVE, Action, Job, Marker
 from jobs.operations.actions import OPERATIONS
 from jobs.store.stored import Store
+
+
+class GoesOn(Exception):
+    """Some of the jobs have not ended any more: somebody let them run again."""
+
+    def __init__(self, left: dict[str, str]) -> None:
+        self.left = left
 
 
 class Forgotten(NamedTuple):
@@ -46,6 +53,8 @@ def forget(tags: Mapping[str, Any], by: str = "", reason: str = "", dry_run: boo
         for alias, levels in every:
             for key in (key for keys in levels for key in _live(keys, alias)):
                 cancel.attempt(key)
+        # What a body called before it ended belongs to them as well.
+        every = [(alias, _families(tags, alias)) for alias in conf().DATABASES]
     left: dict[str, str] = {}
     for alias, levels in every:
         for keys in levels:
@@ -56,8 +65,11 @@ def forget(tags: Mapping[str, Any], by: str = "", reason: str = "", dry_run: boo
         jobs = 0
         for alias, levels in every:
             # The deepest first: until the end the others lead to what is left after a kill.
-            for keys in reversed(levels):
-                jobs += _delete(keys, alias)
+            for part in (part for keys in reversed(levels) for part in _parts(keys)):
+                try:
+                    jobs += _delete(part, alias)
+                except GoesOn as exc:
+                    return Forgotten(jobs, markers, effects, events, exc.left)
         about = {"action": "forgotten", "by": by, "why": reason, "jobs": jobs}
         logger.info("what jobs kept of a tag was deleted by %s: %s", by or "somebody", reason or "-", extra=about)
     return Forgotten(jobs, markers, effects, events, left)
@@ -136,19 +148,29 @@ def _count(keys: Sequence[uuid.UUID], using: str) -> tuple[int, int, int, int]:
 
 
 def _delete(keys: Sequence[uuid.UUID], using: str) -> int:
-    told, done = Store(), 0
+    """Delete a part of the jobs, and what belongs to them. Raises :class:`GoesOn`, and then nothing is deleted.
+
+    Race: somebody lets one run again, which needs its markers and its calls. So the rows go first, and all in one
+    transaction.
+    """
+    told = Store()
     try:
-        for events in _events(keys, using):
-            Action.objects.using(using).filter(job__in=[event.uuid for event in events])._raw_delete(using)
-            events._raw_delete(using)
-        for part in _parts(keys):
-            for job in Job.objects.using(using).filter(pk__in=part).only("pk", "options"):
-                # How far it was, in its own words.
-                told.delete(job.task_id)
-            Marker.objects.using(using).filter(job__in=part)._raw_delete(using)
-            for calls in _calls(part, using):
+        ids = [job.task_id for job in Job.objects.using(using).filter(pk__in=keys).only("pk", "options")]
+        with transaction.atomic(using=using):
+            done = prune.delete(keys, using)
+            if left := list(Job.objects.using(using).filter(pk__in=keys).values_list("pk", flat=True)):
+                raise GoesOn(
+                    {str(key): gettext("has not ended: it was asked to, try again when it has") for key in left}
+                )
+            for events in _events(keys, using):
+                Action.objects.using(using).filter(job__in=[event.uuid for event in events])._raw_delete(using)
+                events._raw_delete(using)
+            Marker.objects.using(using).filter(job__in=keys)._raw_delete(using)
+            for calls in _calls(keys, using):
                 calls._raw_delete(using)
-            done += prune.delete(part, using)
+        for key in ids:
+            # How far it was, in its own words.
+            told.delete(key)
     finally:
         told.close()
     return done

@@ -19,6 +19,7 @@ from typing import Any
 from django.db import connections, transaction
 
 from jobs import extensions, signals, store
+from jobs.calling import request
 from jobs.calling.outbox import AfterCommit
 from jobs.conf import sentry
 from jobs.conf.logs import log
@@ -68,6 +69,7 @@ class Member:
             tracer.begin(run)
             if "idempotency_key" in run.task.key_templates and pipeline.leave_marker(run, MARKER_WAIT) is not None:
                 raise Alone("another job did the same")
+            run.request.update(request.given(run.job))
             # A body may change what it was given.
             pipeline.call_body(run, decoded(run.job.args), decoded(run.job.kwargs))
             if run.planned or run.replacement is not None:

@@ -5,8 +5,8 @@
 days there are. ``jobs_job_rest`` has what is in no day: ids of other programs, and days that nobody made. A statement
 that names the states of what lives (``state = 'ready'``) is planned for ``jobs_job_live`` alone.
 
-The table of an earlier release becomes ``jobs_job_live`` as it is. Of a long history that table keeps what ended until
-:data:`SOON` after the upgrade, and prune deletes it row by row.
+The table of an earlier release becomes ``jobs_job_live`` as it is. If the history is long, it also keeps what ends
+within :data:`SOON` of the upgrade, and prune deletes that row by row.
 
 An UPDATE that ends a job moves its row. Who waits for that row gets SQLSTATE 40001 (``databases.again_if_moved``).
 The tables have no common index: a migration that adds a unique constraint to jobs has to name the partition.
@@ -36,8 +36,8 @@ BY_DAY = (State.SUCCEEDED, State.CANCELLED)
 #: So many rows are moved while a table is locked.
 MOST = 10_000
 
-#: Of a longer table only what ends that much later goes elsewhere: until then the server has to read all of it, which
-#: keeps nobody from writing.
+#: If the table is longer, only jobs that end that much later go to another partition. Until then the server has to read
+#: all of it, which keeps nobody from writing.
 SOON = datetime.timedelta(days=1)
 
 #: How long a statement waits for a lock for which others wait as well, and how often it tries.
@@ -49,8 +49,8 @@ REFUSED = ("42P07", "42501")
 _DAY = re.compile(r"jobs_job_(\d{8})")
 
 _IS_ABSENT = "SELECT 1 WHERE to_regclass('jobs_job') IS NULL"
-#: What would be of the table of what lives alone afterwards: foreign keys, triggers, views, policies and publications
-#: of the project.
+#: These would belong to ``jobs_job_live`` alone afterwards: foreign keys, triggers, views, policies and publications of
+#: the project.
 _IS_TIED = """
 SELECT 1 FROM pg_constraint WHERE confrelid = 'jobs_job'::regclass
 UNION ALL SELECT 1 FROM pg_trigger WHERE tgrelid = 'jobs_job'::regclass AND NOT tgisinternal
@@ -192,6 +192,7 @@ def _divide(using: str, since: datetime.datetime | None) -> bool:
     if since is not None:
         statements.append(f"ALTER TABLE {LIVE} DROP CONSTRAINT {_EARLIER}")
     _patiently(using, *statements)
+    of(using).divided = (True, 0.0)
     return True
 
 

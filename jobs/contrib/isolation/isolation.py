@@ -70,8 +70,11 @@ OUTSIDE = "do it in a step: self.step(name, function, ...), with effect=True if 
 WRITE = re.compile(r"""\s*(INSERT|REPLACE|UPDATE|DELETE)\b(?: IGNORE)?(?: INTO| FROM)?\s+["`]?(\w+)""", re.I)
 CALLS = {"jobs_job": "the call of a task", "jobs_signal": "a signal", "jobs_event": "an event"}
 
-#: The methods of a cache that write.
-WRITES = ("set", "add", "incr", "delete", "touch", "set_many", "delete_many", "clear")
+#: The methods of a cache that write; the last ones are of some backends only.
+WRITES = (
+    *("set", "add", "incr", "delete", "touch", "set_many", "delete_many", "clear"),
+    *("decr", "delete_pattern", "expire", "expire_at", "pexpire", "persist"),
+)
 
 #: The mode and what is allowed, as the innermost block around says it; None without a block.
 _around: ContextVar[tuple[str | None, tuple[str, ...]] | None] = ContextVar("jobs.isolation", default=None)
@@ -198,7 +201,7 @@ def places() -> Iterator[tuple[type, str, str, Callable[..., str]]]:
     # urllib, requests and urllib3 go through it as well.
     yield http.client.HTTPConnection, "putrequest", "http", lambda connection, *given: f"a request to {connection.host}"
     for alias in settings.CACHES:
-        for name in WRITES:
+        for name in (each for each in WRITES if hasattr(caches[alias], each)):
             yield type(caches[alias]), name, "cache", lambda cache, *given, name=name: f"{name}() of a cache"
     # What goes as a row with the transaction does not come by here.
     yield Celery, "send_task", "celery", lambda app, name="", *given: f"the stock task {name}"

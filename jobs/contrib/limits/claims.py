@@ -24,7 +24,7 @@ from django.db import Error, IntegrityError, transaction
 from django.db.models import Min, Q, QuerySet
 
 from jobs import store
-from jobs.conf import celery_app
+from jobs.conf import celery_app, conf
 from jobs.conf.logs import logger
 from jobs.contrib.limits import limits
 from jobs.contrib.limits import store as limited
@@ -190,7 +190,10 @@ class LimitedClaimer(claims.Claimer):
                 break
             if not rows and not may_find_more:
                 until = now + QUIET
-                worker_state.rests_until = self._quiet_until[spot] = min(until, self._opens_at.get(spot, until))
+                self._quiet_until[spot] = min(until, self._opens_at.get(spot, until))
+                # Only if no queue may have anything else.
+                spots = ((alias, name) for alias in conf().DATABASES for name in worker_state.queues)
+                worker_state.rests_until = min((self._quiet_until.get(each, 0.0) for each in spots), default=0.0)
             if rows or not may_find_more:
                 break
         return rows
@@ -210,6 +213,7 @@ class LimitedClaimer(claims.Claimer):
         if len(closed) < len(left) or not found:
             # Those that wait for them are where all claims look.
             self._quiet_until.clear()
+            worker_state.rests_until = 0.0
         return max(found, default=())
 
     def _tidy(self, using: str, queue: str, known: Limits) -> bool:

@@ -13,6 +13,7 @@ from django.db import close_old_connections
 from jobs import __version__
 from jobs.conf.logs import logger
 from jobs.management.console.base import JobsCommand, Option, Subcommand
+from jobs.models.values import parsed
 
 #: Of the protocol; a client that asks for another one gets the first, and may leave.
 VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
@@ -63,7 +64,7 @@ class Server:
         key, said = None, {}
         try:
             try:
-                message = json.loads(line)
+                message = parsed(line)
             except ValueError as exc:
                 raise Refused(NO_JSON, f"This is no JSON: {exc}") from exc
             if not isinstance(message, dict) or not isinstance(message.get("method"), str):
@@ -107,7 +108,7 @@ class Server:
             # Where a command has an answer and an exit status, the answer says it as well.
             is_error = not out.getvalue()
             out.write(str(exc) if is_error else "")
-        except Exception:
+        except (Exception, SystemExit):
             logger.exception("the tool %s failed", tool.name, extra={"action": "mcp_failed"})
             is_error = True
             out.write("It failed; the log of this process says how.")

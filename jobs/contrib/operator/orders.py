@@ -73,7 +73,8 @@ def prune(side: SideDatabase) -> None:
 def obey(side: SideDatabase) -> None:
     """Do what people told this node."""
     supervisor = here()
-    for order in read(side, worker_state.node):
+    # A stop needs no database: no kill that waits for one keeps it up.
+    for order in sorted(read(side, worker_state.node), key=lambda order: order.what != STOP):
         is_done = True
         if order.what == KILL:
             is_done = _kill(order)

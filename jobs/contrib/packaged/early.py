@@ -1,7 +1,7 @@
 """``app.Task`` of the apps that ``JOBS["APPS"]`` names inherits from ours, whenever the package asks for it first.
 
-That is where ``task_cls`` is read, too: tasks, and base classes of the package that inherit from ``app.Task``, come
-later. A signal would come too late: Celery sends none before a package's modules are imported.
+Celery reads ``task_cls`` there. Tasks, and base classes of the package, are made later. A signal would come too late:
+Celery sends none before a package's modules are imported.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _create = Celery.create_task_cls
 
 
 def is_named(app: Celery) -> bool:
-    """Whether the settings name the app. What is wrong with them the system checks say, not the import of a task."""
+    """Whether the settings name the app. The system checks say what is wrong with them, not the import of a task."""
     given = getattr(settings, "JOBS", None) if _are_there() else None
     return isinstance(given, Mapping) and app.main in (given.get("APPS") or ())
 

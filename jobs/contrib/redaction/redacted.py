@@ -102,7 +102,11 @@ class Redacted(Shown):
         return {name: shown[name] for name in entry}
 
     def blanked(self, text: str) -> str:
-        words, others = self._hidden
+        try:
+            words, others = self._hidden
+        except Exception:
+            # An argument cannot be decrypted here, and the text may have it.
+            return HIDDEN
         for value in others:
             text = text.replace(value, BLANK)
         if words:
@@ -147,7 +151,10 @@ class Redacted(Shown):
 
 def _hidden(value: Any, shown: Any) -> Iterator[Any]:
     """What is in a value and not in what is shown of it."""
-    if isinstance(value, dict):
+    if hasattr(value, "revealed"):
+        # It is encrypted. A text of the run may have it, whatever is shown in its place.
+        yield from _hidden(value.revealed(), None)
+    elif isinstance(value, dict):
         known = shown if isinstance(shown, dict) else {}
         for name, each in value.items():
             yield from _hidden(each, known.get(name))

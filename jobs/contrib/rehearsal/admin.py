@@ -18,9 +18,9 @@ from jobs.admin.html import url_of
 from jobs.admin.job import JobAdmin
 from jobs.conf import celery_app
 from jobs.contrib.rehearsal.commands import lines
-from jobs.contrib.rehearsal.rehearse import Refused, rehearse
+from jobs.contrib.rehearsal.rehearse import Refused, leaves, refusal, rehearse
 from jobs.inspection.view import View
-from jobs.models import State
+from jobs.models.values import Repr
 
 
 @page("<uuid:key>/rehearse/", "job_rehearse", "retry_job")
@@ -29,7 +29,10 @@ def _rehearse(self: Any, request: HttpRequest, key: uuid.UUID) -> HttpResponse:
     """Run the body in this process, and show what is rolled back."""
     job = get_object_or_404(self.get_queryset(request), pk=key)
     back = url_of("job_change", key)
-    # For the log: all that is stored is English. Before it: a body may end the process.
+    if any(isinstance(each, Repr) for each in leaves(job)) and not may(request, "decrypt_job"):
+        messages.warning(request, gettext("Its arguments are encrypted, and you may not read them."))
+        return HttpResponseRedirect(back)
+    # It is logged first, because a body may end the process. All that is stored is English.
     user: Any = request.user.pk
     LogEntry.objects.log_actions(user, [job], CHANGE, change_message="Looked what it would do", single_object=True)
     try:
@@ -49,9 +52,7 @@ JobAdmin.rehearse = _rehearse  # type: ignore[attr-defined]
 
 
 def job_page(request: HttpRequest, view: View) -> dict[str, str]:
-    task: Any = view.task
-    can_be = task is not None and task.atomic and not task.is_async and view.job.state != State.RUNNING
-    if not can_be or getattr(task, "durable", False) or not may(request, "retry_job"):
+    if refusal(view.job, view.task) or not may(request, "retry_job"):
         return {}
     words = {"url": url_of("job_rehearse", view.job.pk)}
     return {"above": template_of("rehearse.html", __file__).render(words, request)}

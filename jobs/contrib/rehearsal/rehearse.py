@@ -90,7 +90,7 @@ def rehearse(key: uuid.UUID, app: Any) -> dict[str, Any]:
         with suppress(_RollBack), _rolled_back(using):
             run = _begin(task, job.pk, using, app)
             begun = len(connections[using].run_on_commit)
-            events = _events(using, job.pk)
+            events = _last_event(using)
             with stopped(stand_in), watch.watching():
                 found |= _go(run)
             hooks = [hook[1] for hook in connections[using].run_on_commit[begun:]]
@@ -119,17 +119,33 @@ def _task_of(job: Any, app: Any) -> Any:
     if job.task not in app.tasks:
         import_tasks(app)
     task = app.tasks.get(job.task)
-    if not is_ours(task):
-        raise Refused(gettext("The task %(task)s is not known here, or is no transactional one.") % {"task": job.task})
-    if getattr(task, "durable", False):
-        raise Refused(gettext("A durable task commits after each step: nothing would roll back."))
-    if task.is_async:
-        raise Refused(gettext("An async body has no transaction while it awaits: nothing would roll back."))
-    if not task.atomic:
-        raise Refused(gettext("The task has atomic=False, and commits by itself: nothing would roll back."))
-    if job.state == State.RUNNING:
-        raise Refused(gettext("The job runs at the moment; try when it has ended."))
+    if says := refusal(job, task):
+        raise Refused(says)
     return task
+
+
+def refusal(job: Any, task: Any) -> str:
+    """Why the job cannot be rehearsed; empty if it can."""
+    if not is_ours(task):
+        return gettext("The task %(task)s is not known here, or is no transactional one.") % {"task": job.task}
+    if getattr(task, "durable", False):
+        return gettext("A durable task commits after each step: nothing would roll back.")
+    if task.is_async:
+        return gettext("An async body has no transaction while it awaits: nothing would roll back.")
+    if not task.atomic:
+        return gettext("The task has atomic=False, and commits by itself: nothing would roll back.")
+    return gettext("The job runs at the moment; try when it has ended.") if job.state == State.RUNNING else ""
+
+
+def leaves(job: Any) -> Iterator[Any]:
+    """The arguments of a job, and what is in them."""
+    left = [decoded(job.args), decoded(job.kwargs)]
+    while left:
+        each = left.pop()
+        if isinstance(each, dict | list):
+            left += each.values() if isinstance(each, dict) else each
+        else:
+            yield each
 
 
 @contextmanager
@@ -208,8 +224,8 @@ def _name(hook: Any) -> str:
     return getattr(hook, "__qualname__", safe_repr(hook)[:100])
 
 
-def _events(using: str, key: uuid.UUID) -> Any:
-    """The last event that the job has told of; None where there are no events."""
+def _last_event(using: str) -> Any:
+    """The last event that there is; None where there are no events."""
     if "jobs.events" not in extensions.present():
         return None
     from jobs.events.models import Event

@@ -29,6 +29,12 @@ _revealed: ContextVar[bool] = ContextVar("jobs.vault.revealed", default=False)
 class Encrypted(Repr):
     """What stands for a value where it may not be read. No job can carry it on."""
 
+    token = ""
+
+    def revealed(self) -> Any:
+        """The value, for whoever has to hide it. Raises :class:`CannotDecrypt`."""
+        return decoded(json.loads(_decrypt(self.token.encode())))
+
 
 class CannotDecrypt(RuntimeError):
     """None of the keys made the token."""
@@ -66,7 +72,9 @@ def renewed(value: dict[str, str]) -> dict[str, str]:
 
 def _read(token: str) -> Any:
     if current_run() is None and not _revealed.get():
-        return Encrypted("(encrypted)")
+        hidden = Encrypted("(encrypted)")
+        hidden.token = token
+        return hidden
     return decoded(json.loads(_decrypt(token.encode())))
 
 

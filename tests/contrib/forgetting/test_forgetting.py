@@ -7,6 +7,7 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 
 from jobs.contrib.effects.models import Effect
+from jobs.contrib.forgetting import forget as forgetting
 from jobs.contrib.forgetting.forget import forget
 from jobs.events.models import Event
 from jobs.models import Action, Job, Marker, StoredResult
@@ -80,6 +81,21 @@ def test_what_runs_is_asked_to_end():
     job = make("running", tags={"user": 5})
     assert forget({"user": 5}).left == {str(job.pk): "has not ended: it was asked to, try again when it has"}
     assert Job.objects.get().state == "running"
+
+
+def test_a_job_that_is_let_run_again_meanwhile_keeps_its_marker_and_its_calls(ada, monkeypatch):
+    """Else its external call would be made twice."""
+    markers, calls = Marker.objects.count(), Effect.objects.count()
+    looked = forgetting._in_the_way
+
+    def retried(keys, *args):
+        found = looked(keys, *args)
+        Job.objects.filter(pk__in=keys).update(state="ready", finished_at=None)
+        return found
+
+    monkeypatch.setattr(forgetting, "_in_the_way", retried)
+    assert forget({"user": 5}).left
+    assert (Marker.objects.count(), Effect.objects.count()) == (markers, calls)
 
 
 def test_the_command(ada, capsys):

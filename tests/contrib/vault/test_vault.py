@@ -3,17 +3,21 @@
 import datetime
 import io
 import json
+import uuid
 
 import pytest
 from asgiref.sync import sync_to_async
 from celery import chain
+from celery.app.task import Context
 from django.contrib.auth.models import Permission, User
 from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
 from django.db import connection
 
+from jobs.calling import calls
 from jobs.conf import problems
+from jobs.lifecycle.shown import shown
 from jobs.models import Job
 from jobs.testing import run_jobs
 from tests.models import Effect
@@ -120,6 +124,46 @@ def test_an_async_body_has_its_arguments(declare):
     declare(name="t.all", body=later).delay(SECRET)
     run_jobs()
     assert Effect.objects.get().key == SECRET
+
+
+def test_an_async_body_may_be_tried_again(declare):
+    """A retry is made of what its request has."""
+
+    async def later(self, iban):
+        if not self.request.retries:
+            raise self.retry(countdown=0)
+        await sync_to_async(Effect.objects.create)(key=iban, pid=1)
+
+    declare(name="t.all", body=later, bind=True).delay(SECRET)
+    run_jobs()
+    assert Effect.objects.get().key == SECRET
+
+
+def test_a_text_that_has_the_value_is_blanked_where_both_are_set(declare, settings):
+    settings.JOBS = {**settings.JOBS, "REDACT": "tests.helpers.redactions.nothing"}
+    declare(name="t.all", body=body).delay(SECRET, 1234567)
+    job = Job.objects.get()
+    text = shown(job).text("error", f"{SECRET} is no IBAN, of 1234567")
+    assert SECRET not in text
+    assert "1234567" not in text
+    turn(settings, NEW)
+    assert SECRET not in shown(job).text("error", f"{SECRET} is no IBAN"), (
+        "without the key it is not known what to hide"
+    )
+
+
+def test_a_message_by_name_is_kept_encrypted_or_not_at_all(declare, settings):
+    """Also where another extension cannot make anything of the arguments."""
+    task = declare(name="t.all", body=body)
+    task.__class__.call_hooks = (lambda *given: 1 / 0, *task.call_hooks)
+    request = Context(id=str(uuid.uuid4()), delivery_info={})
+    calls.receive("t.all", request, [SECRET], {})
+    assert Job.objects.get().task == "t.all"
+    assert SECRET not in stored()
+    turn(settings)
+    with pytest.raises(ImproperlyConfigured):
+        calls.receive("t.all", Context(id=str(uuid.uuid4()), delivery_info={}), [SECRET], {})
+    assert Job.objects.count() == 1
 
 
 def test_people_see_that_it_is_encrypted_and_who_may_its_value(declare, client, admin_client):
