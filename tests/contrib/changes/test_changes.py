@@ -4,6 +4,7 @@ import datetime
 import uuid
 
 import pytest
+from celery import current_app
 from django.contrib.auth.models import User
 from django.db import transaction
 from django.utils import timezone
@@ -58,7 +59,7 @@ def test_which(four, which):
         ({"task": tasks.noop}, "d"),
         ({"task": "tests.tasks.effect"}, "abc"),
         ({"task": "tests.tasks.*", "tags": {"user": 2}}, "c"),
-        ({"queue": "celery"}, "abcd"),
+        ({"queue": current_app.conf.task_default_queue}, "abcd"),
         ({"queue": "mail"}, ""),
         ({"since": datetime.timedelta(hours=1)}, "abcd"),
         ({"until": timezone.now() - datetime.timedelta(hours=1)}, ""),

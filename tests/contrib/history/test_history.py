@@ -420,9 +420,12 @@ def ordinary_table():
         cursor.execute("SET search_path = other, public")
         cursor.execute("CREATE SCHEMA other")
         cursor.execute(f"CREATE TABLE other.jobs_job (LIKE {partitions.LIVE} INCLUDING ALL)")
+        # Another schema, of the same store.
+        store.of("default").divided = (False, 0.0)
         assert not store.of("default").is_divided
         yield [make(state) for state in ("ready", "running", "scheduled", "failed", "cancelled", "succeeded")]
         transaction.set_rollback(True)
+    store.of("default").divided = (False, 0.0)
 
 
 def test_an_ordinary_table_is_divided_with_its_rows(ordinary_table):
