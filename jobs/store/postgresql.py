@@ -74,7 +74,7 @@ WHERE id = ANY (%(ids)s) AND {OWNED} AND token = %(before)s
 """
 
 _WAKE = """
-UPDATE jobs_job SET {columns}
+UPDATE jobs_job SET {columns} {unsynced}
 WHERE state = 'scheduled' AND id = (
     SELECT id FROM jobs_job WHERE state = 'scheduled' AND waits_for = %s ORDER BY waits_for, id LIMIT 1
 )
@@ -300,7 +300,10 @@ class PostgreSQL(base.Store):
     def wake(self, what: str, columns: Mapping[str, Any]) -> str | None:
         values = {name: value for name, value in columns.items() if not isinstance(value, Now)}
         sets = [f"{name} = {'%s' if name in values else 'statement_timestamp()'}" for name in columns]
-        found = self.ask(_WAKE.format(columns=", ".join(sets)), *values.values(), what)
+        # Alone it may be forgotten by a crash of the server, as if its process had died before it. Inside of a
+        # transaction it must not decide how that one commits.
+        unsynced = UNSYNCED if self.connection.get_autocommit() else ""
+        found = self.ask(_WAKE.format(columns=", ".join(sets), unsynced=unsynced), *values.values(), what)
         return next((queue for (queue,) in found), None)
 
     # A run

@@ -365,3 +365,40 @@ def test_a_stream_of_news_puts_off_no_look(listening, behind):
         return listening.wait(0.01)
 
     wait_for(told_again, 2, "somebody looks", step=0.0)
+
+
+@pytest.fixture
+def at_commit():
+    """How jobs were committed that have just become ready."""
+    if connection.vendor != "postgresql":
+        pytest.skip("there is no such setting")
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE seen_at_commit (number serial, value text)")
+        cursor.execute(
+            "CREATE FUNCTION see_at_commit() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+            "INSERT INTO seen_at_commit (value) VALUES (current_setting('synchronous_commit')); RETURN NULL; END $$"
+        )
+        cursor.execute(
+            "CREATE CONSTRAINT TRIGGER see_at_commit AFTER UPDATE ON jobs_job DEFERRABLE INITIALLY DEFERRED "
+            "FOR EACH ROW WHEN (NEW.state = 'ready') EXECUTE FUNCTION see_at_commit()"
+        )
+
+    def seen():
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT value FROM seen_at_commit ORDER BY number")
+            return [value for [value] in cursor.fetchall()]
+
+    yield seen
+    with connection.cursor() as cursor:
+        cursor.execute("DROP FUNCTION see_at_commit CASCADE")
+        cursor.execute("DROP TABLE seen_at_commit")
+
+
+def test_what_wakes_a_waiting_job_need_not_wait_for_the_disk_and_relaxes_no_transaction(at_commit):
+    for _ in range(2):
+        job = Job.objects.get(pk=tasks.noop.delay().id)
+        Job.objects.filter(pk=job.pk).update(state="scheduled", run_at=transitions.PARKED, waits_for="signal:a")
+    assert transitions.wake("signal:a", "default")
+    with transaction.atomic():
+        assert transitions.wake("signal:a", "default")
+    assert at_commit() == ["off", "on"]
