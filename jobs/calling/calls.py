@@ -106,7 +106,20 @@ def terms(task: Any, args: Any, kwargs: Any, given: Mapping[str, Any]) -> Terms:
             options.setdefault("priority", (parent.request.delivery_info or {}).get("priority"))
     # ``freeze()`` sets both.
     is_frozen = bool(task_id and options.get("reply_to"))
-    kept = _kept(app, task, options)
+    # What the call said and the task does not say itself.
+    kept = {name: value for name in KEPT if (value := options.get(name)) or (value == 0 and name == "group_index")}
+    for name in ("link", "link_error"):
+        if each := maybe_list(options.get(name)):
+            kept[name] = each
+    for name in ("time_limit", "soft_time_limit", "ignore_result"):
+        if name in options and options[name] != getattr(task, name):
+            kept[name] = options[name]
+    if "stamped_headers" in kept:
+        kept["stamps"] = {name: options[name] for name in kept["stamped_headers"] if name in options}
+    if VERSION > 1:
+        kept["v"] = VERSION
+    if isinstance(app.backend, RPCBackend):
+        kept.setdefault("reply_to", app.thread_oid)
     if task_id and str(key) != str(task_id):
         # Such as uuid4().hex: whoever asks for the result writes it like this.
         kept["task_id"] = str(task_id)
@@ -177,24 +190,6 @@ def compose(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any], said:
     for called in task.call_hooks:
         called(task, job)
     return job
-
-
-def _kept(app: Celery, task: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What the call said and the task does not say itself."""
-    kept = {name: value for name in KEPT if (value := options.get(name)) or (value == 0 and name == "group_index")}
-    for name in ("link", "link_error"):
-        if given := maybe_list(options.get(name)):
-            kept[name] = given
-    for name in ("time_limit", "soft_time_limit", "ignore_result"):
-        if name in options and options[name] != getattr(task, name):
-            kept[name] = options[name]
-    if "stamped_headers" in kept:
-        kept["stamps"] = {name: options[name] for name in kept["stamped_headers"] if name in options}
-    if VERSION > 1:
-        kept["v"] = VERSION
-    if isinstance(app.backend, RPCBackend):
-        kept.setdefault("reply_to", app.thread_oid)
-    return kept
 
 
 def _headers(app: Celery, job: Job, kept: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,8 @@ from jobs.models.columns import Part, named
 from jobs.models.values import jsonable, storable
 from jobs.store import databases
 
-#: The database to which the calls of a block go as rows, also those of stock tasks (:func:`calls_are_rows`).
+#: The database to which the calls of a block go as rows, also those of stock tasks (:func:`calls_are_rows`). A call
+#: that says no database goes there, else to the routers' one.
 following: ContextVar[str | None] = ContextVar("jobs.following", default=None)
 
 #: What makes a call a part of something greater.
@@ -34,11 +35,6 @@ _IN_CANVAS = frozenset({"link", "link_error", "chain", "chord", "group_id"})
 
 #: Called with each job that was inserted, whether or not its transaction commits later.
 watchers: list[Callable[[Job], None]] = []
-
-
-def alias_of(using: str | None = None) -> str:
-    """``using``, else the database of the block, else the routers' one; ``ValueError`` if no jobs live there."""
-    return databases.job_alias(using or following.get())
 
 
 def record(jobs: list[Job], using: str, app: Any) -> list[Job]:
@@ -54,8 +50,10 @@ def record(jobs: list[Job], using: str, app: Any) -> list[Job]:
     connection: Any = connections[using]
     calls, is_alone = jobs, connection.autocommit and not connection.in_atomic_block
     raw = connection.connection
+    # Most calls have neither a unique key nor an id that somebody chose.
+    write = _insert if calls[0].unique_key is None and not calls[0].is_given else _write
     try:
-        jobs = _write(calls, using)
+        jobs = write(calls, using)
     except Error as exc:
         if not is_alone or not databases.is_lost(exc, using, raw):
             raise
@@ -65,7 +63,7 @@ def record(jobs: list[Job], using: str, app: Any) -> list[Job]:
         # A frozen signature may have been called before, so the time of the call has to match as well.
         rows = Job.objects.using(using).filter(pk=calls[0].pk, made_at=calls[0].made_at)
         is_written = calls[0].unique_key is None and rows.exists()
-        jobs = calls if is_written else _write(calls, using)
+        jobs = calls if is_written else write(calls, using)
     new = [job for job, call in zip(jobs, calls, strict=True) if job is call]
     for watch in watchers:
         for job in new:
@@ -119,7 +117,15 @@ _SAID = tuple(name for name in named(Part.SAID) if name not in ("priority", "sta
 
 
 def _insert(jobs: list[Job], using: str) -> list[Job]:
-    said, at = [_said(job) for job in jobs], store.of(using)
+    said: list[dict[str, Any]] = []
+    for values in (job.__dict__ for job in jobs):
+        said.append({name: values[name] for name in _SAID if values[name]})
+        if values["priority"] is not None:
+            # Also 0, which is the first on some brokers.
+            said[-1]["priority"] = values["priority"]
+        if values["state"] != State.READY:
+            said[-1] |= {"state": values["state"], "run_at": values["run_at"]}
+    at = store.of(using)
     computed = any(hasattr(value, "resolve_expression") for values in said for value in values.values())
     # The database's clock says when; or an eta came while the calls were made.
     is_plain = not computed and len({job.state for job in jobs}) == 1
@@ -139,17 +145,6 @@ def _insert(jobs: list[Job], using: str) -> list[Job]:
     for job in jobs:
         job._state.adding, job._state.db = False, using
     return jobs
-
-
-def _said(job: Job) -> dict[str, Any]:
-    values = job.__dict__
-    said = {name: values[name] for name in _SAID if values[name]}
-    if values["priority"] is not None:
-        # Also 0, which is the first on some brokers.
-        said["priority"] = values["priority"]
-    if values["state"] != State.READY:
-        said |= {"state": values["state"], "run_at": values["run_at"]}
-    return said
 
 
 # After the commit

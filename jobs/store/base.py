@@ -188,7 +188,7 @@ class Store:
 
     # A call
 
-    def insert(self, job: Job, columns: Sequence[str], is_frozen: bool) -> int:
+    def insert(self, job: Job, columns: tuple[str, ...], is_frozen: bool) -> int:
         """Insert the columns that a call said; the database makes the rest. Returns how many rows that made.
 
         Parameters:
@@ -201,8 +201,11 @@ class Store:
             done: int = cursor.rowcount
         return done
 
-    def insert_sql(self, columns: Sequence[str], is_frozen: bool) -> str:
-        return _insert_sql(tuple(columns), *(self.ignoring if is_frozen else ("INSERT", "")), self.quote)
+    @lru_cache(maxsize=500)  # noqa: B019
+    def insert_sql(self, columns: tuple[str, ...], is_frozen: bool) -> str:
+        verb, end = self.ignoring if is_frozen else ("INSERT", "")
+        names, marks = ", ".join(map(self.quote, columns)), ", ".join(["%s"] * len(columns))
+        return f"{verb} INTO jobs_job ({names}) VALUES ({marks}){end}"
 
     #: Quotes the names of columns that are words of SQL.
     quote: Callable[[str], str] = str
@@ -495,9 +498,3 @@ class Store:
         Else the run's connection may be at another job of the same claim, which has nothing to do with this one.
         """
         yield []
-
-
-@lru_cache(maxsize=500)
-def _insert_sql(columns: tuple[str, ...], verb: str, end: str, quote: Callable[[str], str]) -> str:
-    names, marks = ", ".join(map(quote, columns)), ", ".join(["%s"] * len(columns))
-    return f"{verb} INTO jobs_job ({names}) VALUES ({marks}){end}"

@@ -190,7 +190,7 @@ class PostgreSQL(base.Store):
 
     # A call
 
-    def insert(self, job: Job, columns: Sequence[str], is_frozen: bool) -> int:
+    def insert(self, job: Job, columns: tuple[str, ...], is_frozen: bool) -> int:
         connection, sql = self.connection, self.insert_sql(columns, is_frozen)
         values = [_text(name, job.__dict__[name]) for name in columns]
         calls = getattr(connection.connection, "_jobs_calls", 0)

@@ -358,7 +358,7 @@ def test_every_worker_replaced_under_load(ledger):
 
 
 @guard(Without("jobs.calling.calls:is_newer", "False"))
-@guard(Without("jobs.calling.calls:_kept", "False", clause="VERSION > 1"))
+@guard(Without("jobs.calling.calls:terms", "False", clause="VERSION > 1"))
 def test_release_after_beside_this_one(ledger):
     """Its jobs are of a version that this worker does not know; they wait for a worker that does.
 

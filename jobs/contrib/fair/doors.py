@@ -14,12 +14,6 @@ _plain: WeakSet[Any] = WeakSet()
 _is_used = False
 
 
-def _hook(task: Any, job: Any) -> None:
-    from jobs.contrib.fair.keys import mark
-
-    mark(task, job)
-
-
 class Fair(Extension):
     """Options of a task that come on top:
 
@@ -41,17 +35,20 @@ class Fair(Extension):
         global _is_used
         if getattr(task, "fair_key", None) is None:
             return
+        from jobs.contrib.fair.keys import mark
+
         task.key_templates["fair_key"] = template_of(task, "fair_key")
         _is_used = True
         for each in _plain:
-            each.call_hooks = (*each.call_hooks, _hook)
+            each.call_hooks = (*each.call_hooks, mark)
         _plain.clear()
 
     def called(self, task: Any) -> Any:
         from jobs.conf import conf, problems
+        from jobs.contrib.fair.keys import mark
 
         if _is_used or (not problems() and any({"fair_key", "weights"} & {*each} for each in conf().QUEUES.values())):
-            return _hook
+            return mark
         _plain.add(task)
         return None
 

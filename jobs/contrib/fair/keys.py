@@ -100,7 +100,7 @@ def _queue_of(app: Any, task: Any) -> str:
 def mark(task: Any, job: Any) -> None:
     """A call says whose job it is: by its task's key, else by its queue's. Raises as ``KeyTemplate.of``."""
     template = task.key_templates.get("fair_key")
-    if template is None and (text := _options(job.queue).get("fair_key")) is not None:
+    if template is None and (text := conf().QUEUES.get(job.queue, {}).get("fair_key")) is not None:
         template = _of_queue(text, task.body_signature)
     if template is not None:
         job.fair_key = _key(template, job)

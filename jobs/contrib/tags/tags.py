@@ -13,7 +13,7 @@ from django.utils.translation import gettext
 
 from jobs.contrib.tags.models import Tags
 from jobs.idempotency.keys import KeyTemplate
-from jobs.lifecycle.run import Run, current_run
+from jobs.lifecycle.run import Run, current, current_run
 
 #: The innermost block around: the run that it stands in, and all tags that hold there.
 _block: ContextVar[tuple[Run | None, Tags] | None] = ContextVar("jobs.tags", default=None)
@@ -51,7 +51,11 @@ def _around() -> Mapping[str, str] | None:
 
 def mark(task: Any, job: Any) -> None:
     """Give a call its tags. Raises as :meth:`Tags.of` and ``KeyTemplate.of``."""
-    said, around, templates = job.tags, _around(), task.tag_templates
+    templates, is_said = task.tag_templates, vars(job).get("tags") is not None
+    # Most calls say none, and stand in no block and no body.
+    if not templates and not is_said and _block.get() is None and current.get() is None:
+        return
+    said, around = job.tags, _around()
     if said or around or templates:
         own = {name: template.of(job.args, job.kwargs) for name, template in templates.items()}
         job.tags = Tags.of({**(around or {}), **own, **(said or {})})
