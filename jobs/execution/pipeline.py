@@ -57,22 +57,9 @@ def run(run: Run) -> None:
     if run.task.is_async:
         for run_here in extensions.through("run_here"):
             run_here(run)
-    else:
-        _whole(steps(run))
-
-
-def _whole(steps: Steps) -> Any:
-    """What steps return that never yield."""
-    try:
-        next(steps)
-    except StopIteration as end:
-        return end.value
-    raise RuntimeError("the run of a plain body yielded")
-
-
-def _in_one(call: Callable[[], Any]) -> Steps:
-    yield from ()
-    return call()
+        return
+    for _ in steps(run):
+        raise RuntimeError("the run of a plain body yielded")
 
 
 def steps(run: Run) -> Steps:
@@ -94,6 +81,20 @@ def steps(run: Run) -> Steps:
         log(logging.ERROR, run.job, "ended unexpectedly", "run_broken", exc_info=exc)
         run.told = run.told or exc
         tracer.tell_broken(run, exc)
+
+
+def _whole(steps: Steps) -> Any:
+    """What steps return that never yield."""
+    try:
+        next(steps)
+    except StopIteration as end:
+        return end.value
+    raise RuntimeError("the run of a plain body yielded")
+
+
+def _in_one(call: Callable[[], Any]) -> Steps:
+    yield from ()
+    return call()
 
 
 def _call(run: Run) -> Steps:
@@ -211,16 +212,16 @@ def _perform(run: Run) -> Steps:
             # The attempt finds out whose it is.
             run.is_atomic = True
         else:
-            if (unreadable := _unreadable(run)) is not None:
+            try:
+                run.request.update(request.given(run.job))
+            except Exception as unreadable:
+                # A key that is not here, say.
                 return finish.finish(run, unreadable)
             yield None
             if run.job.state == State.SUCCEEDED:
                 # Whoever awaited it has committed it, with others.
                 return tell(run, None, None)
     while True:
-        # A handler, or an attempt that was rolled back, may have changed what the call gave. A retry is made of it.
-        if (unreadable := _unreadable(run)) is not None:
-            return finish.finish(run, unreadable)
         match _raised(run) if run.body is not None and not run.is_atomic else _attempt(run):
             case Committed(source, struck):
                 return tell(run, source, struck)
@@ -242,19 +243,11 @@ def _perform(run: Run) -> Steps:
                 return finish.finish(run, exc, lost=True)
 
 
-def _unreadable(run: Run) -> Exception | None:
-    """Give the body's request its arguments; what keeps them from being read, such as a key that is not here."""
-    try:
-        run.request.update(request.given(run.job))
-    except Exception as exc:
-        return exc
-    return None
-
-
 def _raised(run: Run) -> Conflict | Lost | Raised:
     """A coroutine has raised: there is nothing to commit. Celery's autoretry may make something else of it."""
     assert run.body is not None
     try:
+        run.request.update(request.given(run.job))
         run.body()
     except LostLease as exc:
         return Raised(exc)
@@ -269,7 +262,9 @@ def _attempt(run: Run) -> Committed | Conflict | Lost | Raised:
     run.result = run.replacement = source = None
     reached, is_lost = "begin", False
     try:
-        # A body may change what it was given, and a retry is made of the request's.
+        # A handler, or an attempt that was rolled back, may have changed what the call gave. A retry is made of it.
+        run.request.update(request.given(job))
+        # And a body may change what it was given.
         args, kwargs = decoded(job.args), decoded(job.kwargs)
         at = store.of(using)
         # Where there is one writer the worker's processes take turns.

@@ -53,27 +53,17 @@ class Claimer:
         #: And until when it is left alone, because there was much to step over and nothing to claim.
         self._rest_until: dict[tuple[str, str], float] = {}
 
-    def claim(
-        self,
-        using: str,
-        queue: str,
-        node: uuid.UUID,
-        limit: int,
-        token: int | None = None,
-        without: Sequence[str] = (),
-        only: Sequence[str] = (),
-    ) -> list[Job]:
-        """Move up to ``limit`` jobs of the queue to ``running``, with one fresh token and the next lease each.
-
-        Jobs of the tasks ``without`` which it claims stay where they are; or those of all others than ``only`` these.
-
-        A node that was declared dead claims nothing. An expired row is not claimed, and no row of a paused queue.
-        The answer is in the order of the queue; it is empty if others are about to have what there is.
-        """
-        return self.take(using, Claim(queue, node, size_of(limit), token or new_token(), without, only=only))
+    def claim(self, using: str, queue: str, node: uuid.UUID, limit: int, **more: Any) -> list[Job]:
+        """Take up to ``limit`` jobs of the queue, with a fresh token; ``more`` as :class:`Claim` has it."""
+        return self.take(using, Claim(queue, node, size_of(limit), new_token(), **more))
 
     def take(self, using: str, claim: Claim) -> list[Job]:
-        """The same, for extensions to change. Where an order of the claim finds nothing, that of the queue holds."""
+        """Move jobs of a queue to ``running``, with one token and the next lease each. Extensions change it.
+
+        A node that was declared dead claims nothing. An expired row is not claimed, and no row of a paused queue.
+        The answer is in the order of the queue; it is empty if others are about to have what there is. Where an order
+        of the claim finds nothing, that of the queue holds.
+        """
         at, place = store.of(using), (using, claim.queue)
         if claim.order is not None and (found := at.claim(claim)):
             return found
@@ -106,9 +96,9 @@ class Claimer:
         """Seconds until a claim may find what it did not find before, though nobody tells of it."""
         return float("inf")
 
-    def may_find_more(self, jobs: Sequence[Job], asked: int) -> bool:
-        """Whether there is probably more, after a claim of so many found these."""
-        return len(jobs) == asked
+    def may_find_more(self, jobs: Sequence[Job]) -> bool:
+        """Whether there is probably more, although a claim found no more than these, and had asked for more."""
+        return False
 
     def note_left(self, jobs: Iterable[Job]) -> None:
         """The jobs of a claim have ended, or wait again."""

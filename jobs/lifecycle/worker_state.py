@@ -148,10 +148,6 @@ class _Text:
         return version, text if version % 2 == 0 and version == self.version else None
 
 
-def _since(at: float) -> float | None:
-    return time.monotonic() - at if at else None
-
-
 class WorkerState:
     _node = _shared("16s", 0)
     #: On the machine's monotonic clock; 0: not yet.
@@ -171,11 +167,11 @@ class WorkerState:
     #: Until when somebody waits for results, and is told of each end; on the machine's monotonic clock.
     answers_until = _shared("d", 72)
     #: Seconds since the node's last beat was written; 0 where nobody beats (outside of a worker).
-    silence = property(lambda worker_state: _since(worker_state._heartbeat_at) or 0.0)
+    silence = property(lambda self: time.monotonic() - at if (at := self._heartbeat_at) else 0.0)
     #: Seconds since the worker was told to stop; None if it was not. It outlives a supervisor that dies.
-    stopping_for = property(lambda worker_state: _since(worker_state._stop_at))
+    stopping_for = property(lambda self: time.monotonic() - at if (at := self._stop_at) else None)
     #: Seconds since the worker was told to stop at once, whatever it runs; None if it was not.
-    ending_for = property(lambda worker_state: _since(worker_state._end_at))
+    ending_for = property(lambda self: time.monotonic() - at if (at := self._end_at) else None)
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, _HEADER + _MAX * _SIZE)

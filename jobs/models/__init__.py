@@ -272,7 +272,8 @@ class Job(Completed):
     @property
     def django_task(self) -> str | None:
         """The alias of the backend that one of Django's tasks was enqueued with; None for a task of Celery's."""
-        return self.headers.get(DJANGO_TASK)
+        given = self.options.get("headers") if isinstance(self.options, dict) else None
+        return (given or {}).get(DJANGO_TASK)
 
     @property
     def idempotency_key(self) -> str:

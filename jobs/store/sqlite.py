@@ -6,7 +6,7 @@ import datetime
 import json
 import uuid
 from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from functools import cache
 from typing import Any
 
@@ -49,6 +49,28 @@ ON CONFLICT DO NOTHING RETURNING 1
 """
 
 
+def _moment(value: Any) -> datetime.datetime:
+    moment = datetime.datetime.fromisoformat(value) if isinstance(value, str) else value
+    return moment.replace(tzinfo=datetime.UTC)
+
+
+@cache
+def _decoders() -> dict[str, Callable[[Any], Any]]:
+    found: dict[str, Callable[[Any], Any]] = {}
+    for name in named(Part.CLAIM):
+        field: Any = Job._meta.get_field(name)
+        field = getattr(field, "target_field", field)
+        if isinstance(field, UUIDField):
+            found[name] = uuid.UUID
+        elif isinstance(field, DateTimeField):
+            found[name] = _moment
+        elif isinstance(field, JSONText):
+            found[name] = json.loads
+        elif isinstance(field, BooleanField):
+            found[name] = bool
+    return found
+
+
 class SQLite(base.Store):
     now = NOW
     has_one_writer = compares = True
@@ -68,13 +90,8 @@ class SQLite(base.Store):
             rows = cursor.execute(sql, (claim.token, claim.node.hex, *ready, claim.limit)).fetchall()
         return self.claimed(rows)
 
-    def decode(self, values: dict[str, Any]) -> None:
-        for name, decode in _decoders().items():
-            if (value := values[name]) is not None:
-                values[name] = decode(value)
-
-    def write_mutex(self) -> AbstractContextManager[Any]:
-        return write_mutex.held()
+    write_mutex = staticmethod(write_mutex.held)
+    decoders = staticmethod(_decoders)
 
     def succeed(self, job: Job, result: Any, runtime: float, is_synced: bool = True) -> bool:
         text = None if result is None else json.dumps(result)
@@ -113,26 +130,3 @@ class SQLite(base.Store):
             except connection.Database.OperationalError:
                 return False
         return True
-
-
-@cache
-def _decoders() -> dict[str, Callable[[Any], Any]]:
-    """What makes a value of each column that a claim reads, where SQLite gives another type."""
-    found: dict[str, Callable[[Any], Any]] = {}
-    for name in named(Part.CLAIM):
-        field: Any = Job._meta.get_field(name)
-        field = getattr(field, "target_field", field)
-        if isinstance(field, UUIDField):
-            found[name] = uuid.UUID
-        elif isinstance(field, DateTimeField):
-            found[name] = _moment
-        elif isinstance(field, JSONText):
-            found[name] = json.loads
-        elif isinstance(field, BooleanField):
-            found[name] = bool
-    return found
-
-
-def _moment(value: Any) -> datetime.datetime:
-    moment = datetime.datetime.fromisoformat(value) if isinstance(value, str) else value
-    return moment.replace(tzinfo=datetime.UTC)

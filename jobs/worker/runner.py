@@ -31,6 +31,7 @@ from jobs.lifecycle.wakeups import notify, wakeup
 from jobs.lifecycle.worker_state import BODY, BUSY, IDLE, OLD, ProcessState, worker_state
 from jobs.models import Job
 from jobs.store import databases
+from jobs.store.base import Claim
 from jobs.worker import beside
 
 #: Seconds that a claim is expected to take to run: nobody waits longer behind its first jobs. It is known by a task's
@@ -68,6 +69,8 @@ class Runner:
     only: Sequence[str] = ()
     #: Wakes the others of its kind.
     wakeup = wakeup
+    #: Runs some of a claim in one transaction, from this one on; returns how many it has finished.
+    _run_together: Callable[[list[Job], int, float], int] | None = None
 
     def __init__(
         self,
@@ -105,9 +108,16 @@ class Runner:
         self._away: dict[str, float] = {}
 
     def take(self) -> list[Job]:
-        """Claim; empty: there is nothing to do, or it may not be done."""
+        """Claim; empty: there is nothing to do, or it may not be done.
+
+        A node that could not beat for half of the time after which it is dead claims nothing: others may be about to
+        call it dead.
+        """
         jobs: list[Job] = []
-        while self._may_claim and not jobs:
+        while not jobs:
+            is_silent = worker_state.silence > conf().DEAD_AFTER / 2
+            if is_silent or worker_state.is_quiet or worker_state.stopping_for is not None:
+                break
             self.slot.rest(BUSY)
             if self._unfinished:
                 self._finish_left()
@@ -118,34 +128,25 @@ class Runner:
         if not jobs:
             self.slot.rest(IDLE)
             return []
-        if self._claimer.may_find_more(jobs, self._asked):
+        if len(jobs) == self._asked or self._claimer.may_find_more(jobs):
             # For one that sleeps.
             self.wakeup.pass_on()
         return jobs
 
-    @property
-    def _may_claim(self) -> bool:
-        """A node that could not beat for half of the time after which it is dead claims nothing.
-
-        Others may be about to call it dead.
-        """
-        is_silent = worker_state.silence > conf().DEAD_AFTER / 2
-        return worker_state.stopping_for is None and not worker_state.is_quiet and not is_silent
-
     def run_batch(self) -> bool:
         """Claim and run; False: there is nothing to do, or it may not be done."""
-        if not (jobs := self.take()):
+        if jobs := self.take():
+            self._run_all(jobs)
+            # As Django does after a request, and Celery's fixup after each task.
+            with suppress(Exception):
+                close_caches()
+            self._claimer.note_left(jobs)
+            self.slot.rest(IDLE)
+        else:
             self._next = 1
+        if self._most or self._memory:
             self._recycle()
-            return False
-        self._run_all(jobs)
-        # As Django does after a request, and Celery's fixup after each task.
-        with suppress(Exception):
-            close_caches()
-        self._claimer.note_left(jobs)
-        self.slot.rest(IDLE)
-        self._recycle()
-        return True
+        return bool(jobs)
 
     def _claim(self) -> list[Job]:
         """Queue by queue in turn, so that none starves."""
@@ -158,10 +159,10 @@ class Runner:
             if time.monotonic() < self._away.get(using, 0.0):
                 continue
             # On the worker state first: if the process dies in the claim, its rows go back at once, and count nothing.
-            token = claims.new_token()
-            self.slot.rest(BUSY, token)
+            claim = Claim(queue, worker_state.node, self._asked, claims.new_token(), without, only=self.only)
+            self.slot.rest(BUSY, claim.token)
             try:
-                jobs = self._claimer.claim(using, queue, worker_state.node, self._asked, token, without, self.only)
+                jobs = self._claimer.take(using, claim)
             except Error as exc:
                 self._note_away(using, exc)
                 continue
@@ -220,7 +221,7 @@ class Runner:
             if index and (worker_state.stopping_for is not None or worker_state.stock_waits or self._is_wanted()):
                 self._hand_back_rest(job, batch)
                 return
-            if done := self._run_together(jobs, index, claimed_at):
+            if self._run_together is not None and (done := self._run_together(jobs, index, claimed_at)):
                 index += done
                 self.slot.rest(BUSY, batch if index < len(jobs) else 0)
                 continue
@@ -245,10 +246,6 @@ class Runner:
             self.slot.rest(BUSY, batch if waiting else 0)
             if not waiting:
                 return
-
-    def _run_together(self, jobs: list[Job], index: int, claimed_at: float) -> int:
-        """Run some of a claim in one transaction, from this one on; returns how many it has finished."""
-        return 0
 
     def _find(self, job: Job) -> Any:
         """The task of a job that is not registered here, if an extension finds it."""

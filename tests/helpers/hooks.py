@@ -103,7 +103,7 @@ def _note_looks(path):
 
         setattr(owner, name, note_and_call)
 
-    note(extensions.instead(Claimer), "claim", "claim")
+    note(extensions.instead(Claimer), "take", "claim")
     note(store.Store, "has_ready", "look")
 
 

@@ -44,14 +44,16 @@ class FairClaimer(claims.Claimer):
         self._keyless_until: dict[tuple[str, str], float] = {}
         self._adopt_at: dict[tuple[str, str], float] = {}
 
-    def may_find_more(self, jobs: Sequence[Any], asked: int) -> bool:
+    def may_find_more(self, jobs: Sequence[Any]) -> bool:
         # Each key gave its share, and others may have more.
-        return super().may_find_more(jobs, asked) or len({job.fair_key for job in jobs}) > 1
+        return super().may_find_more(jobs) or len({job.fair_key for job in jobs}) > 1
 
     def take(self, using: str, claim: Claim) -> list[Job]:
         queue, now = claim.queue, time.monotonic()
         spot = (using, queue)
-        if self._is_plain(spot, now):
+        is_keyless = now < self._keyless_until.get(spot, 0.0)
+        is_known = queue in keys.queues(self._app or celery_app()) or now < self._fair_until.get(spot, 0.0)
+        if is_keyless or not is_known:
             plain: list[Any] = super().take(using, claim)
             if any(job.fair_key for job in plain):
                 self._fair_until[spot] = now + KEPT
@@ -73,11 +75,6 @@ class FairClaimer(claims.Claimer):
             # It stepped over many jobs of other tasks.
             self._keyless_until[spot] = now + RARELY * took
         return rows
-
-    def _is_plain(self, spot: tuple[str, str], now: float) -> bool:
-        if now < self._keyless_until.get(spot, 0.0):
-            return True
-        return spot[1] not in keys.queues(self._app or celery_app()) and now >= self._fair_until.get(spot, 0.0)
 
     def _advance(self, spot: tuple[str, str], order: Rotation, taken: Counter[Any]) -> None:
         """The next claim goes on behind the last key of this one; or at it, if its turn was cut short."""

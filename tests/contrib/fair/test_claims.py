@@ -272,9 +272,9 @@ def test_claims_leave_the_tasks_of_others_alone():
         bodies.one_of_a_customer.delay(key)
     one, other = bodies.of_a_customer.name, bodies.one_of_a_customer.name
     claimer = claims.claimer(None)
-    found = claimer.claim("default", QUEUE, worker_state.node, 10, None, (one,))
+    found = claimer.claim("default", QUEUE, worker_state.node, 10, without=(one,))
     assert {job.task for job in found} == {other}
-    found = claimer.claim("default", QUEUE, worker_state.node, 10, None, (), (one,))
+    found = claimer.claim("default", QUEUE, worker_state.node, 10, only=(one,))
     assert {job.task for job in found} == {one}
 
 

@@ -543,8 +543,10 @@ def learn(runner: Runner, *names: str) -> None:
 
 def test_the_first_of_a_kind_goes_alone_and_the_next_ones_together(runner, monkeypatch):
     asked = []
-    real = runner._claimer.claim
-    monkeypatch.setattr(runner._claimer, "claim", lambda *args: (asked.append(args[3]), real(*args))[1])
+    real = runner._claimer.take
+    monkeypatch.setattr(
+        runner._claimer, "take", lambda using, claim: (asked.append(claim.limit), real(using, claim))[1]
+    )
     tasks.noop.delay_many([(number,) for number in range(20)], queue=QUEUE)
     while runner.run_batch():
         pass
@@ -811,7 +813,7 @@ def test_a_database_that_is_away_at_the_claim_ends_no_process(runner, monkeypatc
 
     job = call(tasks.noop)
     with monkeypatch.context() as patch:
-        patch.setattr(runner._claimer, "claim", away)
+        patch.setattr(runner._claimer, "take", away)
         assert not runner.run_batch()
     wait_for(runner.run_batch, 10, "it is there again")
     assert state(job)[0] == "succeeded"

@@ -45,8 +45,10 @@ def runner(node, monkeypatch):
 @pytest.fixture
 def claims(runner, monkeypatch) -> list[str]:
     """The queues that it claims from, claim by claim."""
-    queues, claim = [], runner._claimer.claim
-    monkeypatch.setattr(runner._claimer, "claim", lambda *args: (queues.append(args[1]), claim(*args))[1])
+    queues, take = [], runner._claimer.take
+    monkeypatch.setattr(
+        runner._claimer, "take", lambda using, claim: (queues.append(claim.queue), take(using, claim))[1]
+    )
     return queues
 
 
@@ -70,16 +72,16 @@ def test_a_drain_leaves_no_wakeups_behind(runner, claims, settings):
 
 def test_what_is_told_during_a_look_is_looked_for_once_more(runner, monkeypatch):
     """It may have been committed after that look."""
-    claim = runner._claimer.claim
+    take = runner._claimer.take
 
-    def claim_and_tell(*args):
-        found = claim(*args)
+    def take_and_tell(*args):
+        found = take(*args)
         if not Job.objects.exists():
             tasks.noop.apply_async((1,), queue=QUEUE)
             runner.wakeup.send()
         return found
 
-    monkeypatch.setattr(runner._claimer, "claim", claim_and_tell)
+    monkeypatch.setattr(runner._claimer, "take", take_and_tell)
     assert runner.run_batch()
     assert Job.objects.get().state == "succeeded"
 
