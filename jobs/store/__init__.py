@@ -32,7 +32,7 @@ def install() -> None:
 
 def _prepare(connection: Any, **kwargs: Any) -> None:
     if connection.alias in conf().DATABASES:
-        _of(connection.alias, connection.vendor).prepare(connection)
+        of(connection.alias).prepare(connection)
 
 
 def _complete(app_config: Any, using: str, **kwargs: Any) -> None:
@@ -42,11 +42,7 @@ def _complete(app_config: Any, using: str, **kwargs: Any) -> None:
         of(using).complete_schema(ours)
 
 
+@cache
 def of(using: str) -> Store:
     """The store of a database, by its alias."""
-    return _of(using, connections[using].vendor)
-
-
-@cache
-def _of(using: str, vendor: str) -> Store:
-    return extensions.instead(_KINDS.get(vendor, Store))(using)
+    return extensions.instead(_KINDS.get(connections[using].vendor, Store))(using)

@@ -319,7 +319,15 @@ class Runner:
         hard, soft = (own or default for own, default in zip(run.request.timelimit, default_limits, strict=True))
         if hard and soft and soft > hard:
             soft = None
-        run.slot.name(job.pk, job.lease, job.token or 0, batch, soft, hard, _describe(run))
+        # What ``inspect active`` shows.
+        about = {"id": str(job.pk), "name": job.task, "queue": job.queue, "time": time.time()}
+        shown = run.request.argsrepr, run.request.kwargsrepr
+        whole = (job.args, job.kwargs) if conf().REDACT is None else shown
+        for args, kwargs in (whole, (shown[0][:200], shown[1][:200]), ("...", "...")):
+            text = repr({**about, "args": args, "kwargs": kwargs}).encode()
+            if len(text) <= 1000:
+                break
+        run.slot.name(job.pk, job.lease, job.token or 0, batch, soft, hard, text)
 
     def _finish_unbegun(self, run: Run, exc: Exception) -> None:
         """A claimed row of which no request can be made."""
@@ -431,16 +439,3 @@ def let_go(error: BaseException) -> None:
                 frame.clear()
                 # Celery has looked at them, and up to Python 3.12 a frame keeps what was seen then.
                 frame.f_locals  # noqa: B018
-
-
-def _describe(run: Run) -> bytes:
-    """What ``inspect active`` shows."""
-    job, request = run.job, run.request
-    about = {"id": str(job.pk), "name": job.task, "queue": job.queue, "time": time.time()}
-    shown = request.argsrepr, request.kwargsrepr
-    whole = (job.args, job.kwargs) if conf().REDACT is None else shown
-    for args, kwargs in (whole, (shown[0][:200], shown[1][:200]), ("...", "...")):
-        text = repr({**about, "args": args, "kwargs": kwargs}).encode()
-        if len(text) <= 1000:
-            break
-    return text

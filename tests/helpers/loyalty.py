@@ -13,6 +13,7 @@ from django.db import connections
 from django.db.backends.base.base import NO_DB_ALIAS
 from django.db.utils import load_backend
 
+from jobs import store
 from shop.settings import database
 from tests.faults.worker import Worker
 from tests.helpers import harness
@@ -56,3 +57,5 @@ def alias_of(url: str) -> Iterator[str]:
     finally:
         wrapper.close()
         del connections[ALIAS], connections[NO_DB_ALIAS], connections.settings[ALIAS]
+        # The next one of this name may be of another kind.
+        store.of.cache_clear()

@@ -31,6 +31,7 @@ from django.db.utils import load_backend
 from django.utils import timezone
 from hypothesis import strategies as st
 
+from jobs import store as stores
 from jobs.conf import service
 from jobs.contrib.event_broker import control, inbox, publisher, receiver, wire
 from jobs.contrib.event_broker.amqp import (
@@ -107,6 +108,8 @@ def loyalty(tmp_path, transactional_db) -> Iterator[str]:
         wrapper.close()
         del connections["loyalty"], connections[NO_DB_ALIAS]
         del connections.settings["loyalty"]
+        # The next one of this name may be of another kind.
+        stores.of.cache_clear()
 
 
 @contextlib.contextmanager

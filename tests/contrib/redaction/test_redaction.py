@@ -15,7 +15,6 @@ from django.core.management import call_command
 from django.urls import reverse
 
 from jobs import checks
-from jobs.calling import request
 from jobs.conf import problems
 from jobs.contrib.celery_events import pipe
 from jobs.lifecycle.run import Run
@@ -23,7 +22,7 @@ from jobs.lifecycle.shown import shown
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job, Marker
 from jobs.models.values import DEPTH, jsonable, scrub
-from jobs.worker import runner
+from jobs.worker.runner import Runner
 from tests import tasks
 from tests.helpers.admin_list import listed
 from tests.helpers.redactions import ENTRY, SECRET, failed, of_job, redact, text_of
@@ -195,14 +194,18 @@ def test_events_of_a_task_that_ran_do_not_tell_it(settings, monkeypatch):
     headers = {"argsrepr": "()", "kwargsrepr": f"{{'note': '{SECRET}'}}"}
     job = make("ready", kwargs={"note": SECRET}, options={"headers": headers})
     redact(settings)
-    run = Run(tasks.effect, job, "default", worker_state, request.make(job, tasks.effect, current_app, "here"))
+    process = Runner(current_app._get_current_object(), "here")
+    run = Run(tasks.effect, job, "default", process.slot)
+    process._name(run, 0)
+    [active] = worker_state.at_work()
+    process.slot.free()
     pipe.send_start(run)
     for run.state, run.told in (("FAILURE", ValueError(SECRET)), ("RETRY", Retry(exc=ValueError(SECRET)))):
         pipe.send_outcome(run, 1.0)
     run.state, run.told, run.result = "SUCCESS", None, f"of {SECRET}"
     pipe.send_outcome(run, 1.0)
     assert {each["kind"] for each in told} > {"task-received", "task-failed", "task-retried", "task-succeeded"}
-    text = json.dumps(told) + runner._describe(run).decode()
+    text = json.dumps([*told, worker_state.text(active)])
     assert SECRET not in text
     assert "'note': '***'" in text
 

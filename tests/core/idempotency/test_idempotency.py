@@ -215,7 +215,7 @@ def test_markers_and_the_jobs_that_they_replay_are_pruned_together(node, setting
 
 @pytest.mark.database
 def test_other_databases_do_it_with_a_savepoint(monkeypatch):
-    monkeypatch.setattr(store, "_of", lambda using, vendor: Store(using))
+    monkeypatch.setattr(store, "of", Store)
     with transaction.atomic():
         assert markers.take("k", "once", "default", None)
         assert not markers.take("k", "once", "default", None)
