@@ -246,5 +246,9 @@ def send(app: Any, name: str, args: Any = None, kwargs: Any = None, **options: A
     call = [name, list(args or ()), dict(kwargs or {}), storable({**kept, "task_id": task_id}, "the options")]
     job = current_job()
     queue = job.queue if job else app.conf.task_default_queue
-    transitions.add_own("jobs.send", jsonable(call, "the call"), using, queue, job)
+    sender = app.tasks["jobs.send"]
+    sent = Job(task=sender.name, args=jsonable(call, "the call"), queue=queue)
+    for called in sender.call_hooks:
+        called(sender, sent)
+    transitions.add_own(sent.task, sent.args, using, queue, job)
     return app.AsyncResult(task_id)

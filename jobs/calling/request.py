@@ -13,6 +13,7 @@ from celery.utils.nodenames import anon_nodename
 from celery.utils.saferepr import saferepr
 
 from jobs.conf import conf
+from jobs.lifecycle.run import Run, current
 from jobs.lifecycle.shown import TEXTS, shown
 from jobs.models import Job
 from jobs.models.values import decoded
@@ -21,8 +22,8 @@ from jobs.models.values import decoded
 _EMBEDDED = {"callbacks": "link", "errbacks": "link_error", "chain": "chain", "chord": "chord"}
 
 
-def make(job: Job, task: Any, app: Celery, hostname: str) -> Context:
-    """The request of a claimed job, as Celery's tracer makes it of a message.
+def make(job: Job, task: Any, app: Celery, hostname: str, run: Run | None = None) -> Context:
+    """The request of a claimed job, as Celery's tracer makes it of a message. Its run may read all of the arguments.
 
     It differs from a message's in this: there is no delivery tag, ``redelivered`` says that an earlier run was given
     back, and ``retries``, ``eta`` and ``expires`` are those of the row.
@@ -45,7 +46,7 @@ def make(job: Job, task: Any, app: Celery, hostname: str) -> Context:
         },
         "is_eager": False,
         "called_directly": False,
-        **given(job),
+        **(given(job) if run is None else given_to(run)),
     }
     if own and conf().REDACT is not None:
         # Those of a call by name came with the message.
@@ -98,6 +99,15 @@ def _longest(app: Celery) -> int:
 @lru_cache(maxsize=1)
 def _origin(pid: int) -> str:
     return str(anon_nodename())
+
+
+def given_to(run: Run) -> dict[str, Any]:
+    """The same as :func:`given`, as the run may read it."""
+    before = current.set(run)
+    try:
+        return given(run.job)
+    finally:
+        current.reset(before)
 
 
 def given(job: Job) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from jobs.errors import Busy, Cancel, LostLease, NotSettled, Snooze, for_celery
 from jobs.execution import backoff
 from jobs.idempotency import locks
 from jobs.lifecycle import transitions
-from jobs.lifecycle.run import Run, Suspended, persistently
+from jobs.lifecycle.run import NotHere, Run, Suspended, persistently
 from jobs.models import Job, State, columns
 from jobs.models.fields import uuid7
 from jobs.models.values import jsonable, safe_repr, scrub
@@ -110,6 +110,10 @@ def _meant(run: Run, exc: BaseException, error: dict[str, Any]) -> Outcome:
             return Outcome("suspended", str(exc), exc.write, ignored)
         case Snooze() | Busy():
             return _snoozed(job, error, exc.seconds if isinstance(exc, Snooze) else None)
+        case NotHere():
+            seconds = random.uniform(0.5, 1) * exc.pause
+            write = partial(transitions.hand_back, job, seconds, error, exc.waits_for)
+            return Outcome("handed_back", f"left to another worker: {exc}", write, ignored, logging.WARNING)
         case Reject(requeue=True):
             return Outcome("handed_back", "handed back", partial(transitions.hand_back, job, 1.0), ignored)
         case Ignore():

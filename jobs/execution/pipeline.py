@@ -35,7 +35,7 @@ from jobs.idempotency import markers
 from jobs.idempotency.keys import fingerprint
 from jobs.idempotency.locks import lock, wake_left
 from jobs.lifecycle import transitions
-from jobs.lifecycle.run import RECONNECT, Run, current
+from jobs.lifecycle.run import RECONNECT, NotHere, Run, current
 from jobs.lifecycle.worker_state import BODY, NAMED, worker_state
 from jobs.models import Job, State
 from jobs.models.values import decoded, safe_repr
@@ -45,8 +45,6 @@ logger = logging.getLogger("jobs")
 
 #: The longest pauses, in seconds, before a body that met a conflict is run again under the same claim.
 RERUNS = (0.02, 0.1, 0.5, 2.0)
-#: Seconds until a job is tried again that only a later release can run.
-NEWER_PAUSE = 5.0
 
 #: The steps of a run. It yields None where its coroutine is to be awaited, and then how many seconds to wait.
 Steps = Generator[float | None, None, Any]
@@ -70,7 +68,8 @@ def steps(run: Run) -> Steps:
         if sentry.MODULE in sys.modules and not run.task.is_async:
             call = sentry.around("_wrap_task_call", run.task, lambda: _whole(_call(run)))
             traced = sentry.around("_wrap_tracer", run.task, lambda *given: _whole(tracer.trace(run, _in_one(call))))
-            traced(request.id, request.args, request.kwargs, request)
+            # Not the request's arguments: what is hidden stays so.
+            traced(request.id, decoded(run.job.args), decoded(run.job.kwargs), request)
         else:
             yield from tracer.trace(run, _call(run))
         if run.state is None:
@@ -108,9 +107,7 @@ def _call(run: Run) -> Steps:
         reach("after_claim")
         with extensions.around("around", run):
             if "v" in job.options and calls.is_newer(job.options):
-                finish.write(run, lambda: transitions.hand_back(job, NEWER_PAUSE))
-                run.report(logging.WARNING, "left to the workers of a later release", "handed_back")
-                raise Ignore()
+                finish.finish(run, NotHere("it is of a later release"))
             log(logging.DEBUG, job, "started", "started")
             signals.started.tell(job, run.using)
             # Whoever asks in the body is told of this run.

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from string import Formatter
 from typing import Any
 
-from jobs.models.values import MAX_KEY, canonical, decoded
+from jobs.models.values import MAX_KEY, Repr, canonical, decoded
 
 
 class KeyTemplate:
@@ -21,6 +21,7 @@ class KeyTemplate:
 
     def __init__(self, option: str, template: str | Callable[..., Any], signature: inspect.Signature) -> None:
         self.option, self.template, self.signature = option, template, signature
+        self.names: set[str] = set()
         if callable(template):
             return
         if not isinstance(template, str):
@@ -39,16 +40,26 @@ class KeyTemplate:
             if name not in signature.parameters:
                 takes = ", ".join(signature.parameters) or "none"
                 raise ValueError(f"{option}={template!r} names {name!r}, which is no argument: it takes {takes}")
+            self.names.add(name)
 
     def of(self, args: Any, kwargs: Any) -> str:
-        """The key of one call. Raises as :func:`checked`, and ``TypeError`` if the arguments do not fit the task."""
+        """The key of one call. Raises as :func:`checked`, and ``TypeError`` if the arguments do not fit the task.
+
+        Of an argument that is not what the caller gave, because it may not be read here, there is none: ``ValueError``.
+        """
         args, kwargs = decoded(args), decoded(kwargs)
         if callable(self.template):
+            self._check_read([*args, *kwargs.values()])
             return checked(self.template(*args, **kwargs), self.option)
         # By their names, with defaults: f(1) and f(user_id=1) are the same call.
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
+        self._check_read([bound.arguments[name] for name in self.names])
         return checked(self.template.format_map(bound.arguments), self.option)
+
+    def _check_read(self, values: list[Any]) -> None:
+        if any(isinstance(value, Repr) for value in values):
+            raise ValueError(f"{self.option}: an argument that it is made of cannot be read here")
 
 
 def template_of(task: type[Any], option: str) -> KeyTemplate | None:

@@ -39,6 +39,14 @@ class Suspended(BaseException):
         self.write = write
 
 
+class NotHere(Exception):
+    """This process cannot run the job, and another one may: it waits for that, which counts nowhere."""
+
+    #: Seconds until it is tried again, at the most; and why it waits (``Job.waits_for``), if that is to be found.
+    pause = 5.0
+    waits_for: str | None = None
+
+
 @dataclass(eq=False)
 class Run:
     task: Any

@@ -176,9 +176,10 @@ def retry(job: Job, run_at: Any, error: dict[str, Any], changes: dict[str, Any])
     return _wait(job, run_at, error, "retries", **changes)
 
 
-def hand_back(job: Job, delay: float) -> bool:
+def hand_back(job: Job, delay: float, error: dict[str, Any] | None = None, waits_for: str | None = None) -> bool:
     """It gave up its run without fault of its own, which counts nowhere."""
-    return _wait(job, now_plus(delay) if delay > 0 else None)
+    run_at = now_plus(delay) if delay > 0 else None
+    return _wait(job, run_at, error, is_kept=False, waits_for=waits_for)
 
 
 def snooze(job: Job, seconds: float, entry: dict[str, Any], limit: int) -> bool:

@@ -315,7 +315,7 @@ class Runner:
         job = run.job
         if not isinstance(job.kwargs, dict):
             raise TypeError(f"the keyword arguments are no dict, but {job.kwargs!r}")
-        run.request = request.make(job, run.task, self.app, self.hostname)
+        run.request = request.make(job, run.task, self.app, self.hostname, run)
         hard, soft = (own or default for own, default in zip(run.request.timelimit, default_limits, strict=True))
         if hard and soft and soft > hard:
             soft = None
@@ -325,7 +325,8 @@ class Runner:
         whole = (job.args, job.kwargs) if conf().REDACT is None else shown
         for args, kwargs in (whole, (shown[0][:200], shown[1][:200]), ("...", "...")):
             text = repr({**about, "args": args, "kwargs": kwargs}).encode()
-            if len(text) <= 1000:
+            # Of values that are no JSON the texts tell more than what the row has.
+            if len(text) <= 1000 and b"__type__" not in text:
                 break
         run.slot.name(job.pk, job.lease, job.token or 0, batch, soft, hard, text)
 

@@ -12,7 +12,7 @@ import pytest
 from celery import current_app, shared_task
 from django.core.management import call_command
 
-from jobs.execution.pipeline import NEWER_PAUSE
+from jobs.lifecycle.run import NotHere
 from jobs.models import Job, Node
 from tests import tasks
 from tests.faults import release
@@ -378,6 +378,6 @@ def test_release_after_beside_this_one(ledger):
         with Worker(**release.AFTER) as new:
             ledger.wait_effects(50)
             assert old.stop() == 0
-            ledger.check(within=NEWER_PAUSE + WORK)
+            ledger.check(within=NotHere.pause + WORK)
     assert set(later.values_list("node", flat=True)) == {new.node.pk}
     assert counts() == {(0, 0, 0)}

@@ -14,6 +14,7 @@ from typing import Any
 from jobs.conf.logs import logger
 from jobs.conf.sentry import MODULE
 from jobs.lifecycle.run import Run
+from jobs.models.values import decoded
 
 
 def around(run: Run) -> AbstractContextManager[None]:
@@ -48,7 +49,8 @@ def _begin(run: Run, integration: Any, entered: ExitStack) -> AbstractContextMan
         return nullcontext()
     scope = entered.enter_context(sdk.isolation_scope())
     scope.clear_breadcrumbs()
-    given = (request.id, request.args, request.kwargs, request)
+    # Not the request's arguments: what is hidden stays so.
+    given = (request.id, decoded(run.job.args), decoded(run.job.kwargs), request)
     scope.add_event_processor(integration._make_event_processor(run.task, *given))
     about = {"name": name, "origin": "auto.queue.celery"}
     begun = sdk.continue_trace(request.headers or {}, op="queue.task.celery", source="task", **about)

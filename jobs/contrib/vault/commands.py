@@ -8,8 +8,8 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from jobs.conf import conf, loaded_app
-from jobs.contrib.vault.seal import sealed
-from jobs.contrib.vault.tokens import CannotDecrypt, is_token, new_key, renewed
+from jobs.contrib.vault.seal import FOLLOWERS, inside, sealed
+from jobs.contrib.vault.tokens import CannotDecrypt, new_key, renewed
 from jobs.management.console.base import DRY_RUN, JobsCommand, option, subcommand
 from jobs.models import Job
 from jobs.store import databases
@@ -34,7 +34,7 @@ def encrypt(out: JobsCommand, args: Namespace) -> None:
     loaded_app()
     done: Counter[str] = Counter(changed=0, unreadable=0)
     for alias in conf().DATABASES:
-        rows = Job.objects.using(alias).only("pk", "task", "args", "kwargs", "lease", "state").order_by("pk")
+        rows = Job.objects.using(alias).only("pk", "task", "args", "kwargs", "options", "lease", "state").order_by("pk")
         page = list(rows[: conf().BATCH])
         while page:
             for job in page:
@@ -49,18 +49,18 @@ def encrypt(out: JobsCommand, args: Namespace) -> None:
 def _encrypt(job: Any, is_dry: bool) -> str:
     if not isinstance(job.args, list) or not isinstance(job.kwargs, dict):
         return "odd"
+    options = job.options if isinstance(job.options, dict) else {}
+    given = job.args, job.kwargs, {name: options[name] for name in FOLLOWERS if name in options}
     try:
-        given = [_renewed(value) for value in job.args], {name: _renewed(value) for name, value in job.kwargs.items()}
+        args, kwargs, followers = renewed(list(given))
     except CannotDecrypt:
         return "unreadable"
-    args, kwargs = sealed(job.task, *given)
-    if (args, kwargs) == (job.args, job.kwargs):
+    args, kwargs = sealed(job.task, args, kwargs)
+    followers = {name: inside(each) for name, each in followers.items()}
+    if (args, kwargs, followers) == given:
         return "same"
     # Race: a retry may have given it other arguments.
     own = Job.objects.using(job._state.db).filter(pk=job.pk, lease=job.lease, state=job.state)
-    write = partial(own.update, args=args, kwargs=kwargs)
+    changes = {"args": args, "kwargs": kwargs, **({"options": {**options, **followers}} if followers else {})}
+    write = partial(own.update, **changes)
     return "changed" if is_dry or databases.again_if_moved(own.db, write, is_one=True) else "same"
-
-
-def _renewed(value: Any) -> Any:
-    return renewed(value) if is_token(value) else value

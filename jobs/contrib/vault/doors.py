@@ -5,7 +5,7 @@ Extensions are asked in the order of their names. This one comes behind those th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from jobs.doors import Extension
@@ -24,6 +24,11 @@ class Vault(Extension):
         from jobs.contrib.vault.seal import seal
 
         return seal
+
+    def waits(self, view: Any) -> Iterator[Any]:
+        from jobs.contrib.vault import operator
+
+        return operator.waits(view)
 
     def parts(self, page: str, request: Any, about: Any) -> Mapping[str, str]:
         from jobs.contrib.vault import admin

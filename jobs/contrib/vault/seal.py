@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Any
+
+from django.core.signals import setting_changed
 
 from jobs.conf import celery_app, conf, own_tasks
 from jobs.contrib.vault.tokens import encrypt, is_token
@@ -14,6 +17,7 @@ from jobs.models import Job
 FOLLOWERS = ("link", "link_error", "chain", "chord")
 
 
+@lru_cache(maxsize=1000)
 def of_task(name: str) -> frozenset[str] | None:
     """The names of the arguments that are encrypted of a task; empty: all of them; None: none."""
     found = [each for pattern, each in conf().ENCRYPT.items() if fnmatchcase(name, pattern)]
@@ -22,14 +26,24 @@ def of_task(name: str) -> frozenset[str] | None:
     return frozenset() if True in found else frozenset().union(*found)
 
 
+def _forget(**kwargs: Any) -> None:
+    of_task.cache_clear()
+
+
+setting_changed.connect(_forget, dispatch_uid="jobs.vault")
+
+
 def seal(task: Any, job: Job) -> None:
     """Encrypt what the settings say, in a row that is about to be written. It holds for a retry as well."""
     job.args, job.kwargs = sealed(job.task, job.args, job.kwargs)
     if any(name in job.options for name in FOLLOWERS):
-        job.options = {**job.options, **{name: _inside(job.options[name]) for name in FOLLOWERS if name in job.options}}
+        job.options = {**job.options, **{name: inside(job.options[name]) for name in FOLLOWERS if name in job.options}}
 
 
 def sealed(name: str, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    if name == "jobs.send" and len(args) == 4:
+        # It sends a message of another task: its name, arguments and options.
+        return [args[0], *sealed(*args[:3]), inside(args[3])], kwargs
     if (names := of_task(name)) is None:
         return args, kwargs
     positions = _names(name, len(args)) if names else [""] * len(args)
@@ -43,13 +57,13 @@ def _seal(value: Any) -> Any:
     return value if is_token(value) else encrypt(value)
 
 
-def _inside(value: Any) -> Any:
-    """The signatures in what follows a call."""
+def inside(value: Any) -> Any:
+    """What follows a call, with the arguments of its signatures encrypted."""
     if isinstance(value, list):
-        return [_inside(each) for each in value]
+        return [inside(each) for each in value]
     if not isinstance(value, Mapping):
         return value
-    found = {key: _inside(each) for key, each in value.items()}
+    found = {key: inside(each) for key, each in value.items()}
     if isinstance(name := found.get("task"), str) and "args" in found and "kwargs" in found:
         found["args"], found["kwargs"] = sealed(name, list(found["args"] or ()), dict(found["kwargs"] or {}))
     return found

@@ -18,7 +18,7 @@ from django.core.exceptions import ImproperlyConfigured
 from kombu.utils.json import register_type
 
 from jobs.conf import conf
-from jobs.lifecycle.run import current_run
+from jobs.lifecycle.run import NotHere, current_run
 from jobs.models.values import Repr, decoded
 
 TYPE = "encrypted"
@@ -36,8 +36,11 @@ class Encrypted(Repr):
         return decoded(json.loads(_decrypt(self.token.encode())))
 
 
-class CannotDecrypt(RuntimeError):
-    """None of the keys made the token."""
+class CannotDecrypt(NotHere):
+    """None of the keys here made the token. Another worker may have its key: while keys change each has its own."""
+
+    pause = 30.0
+    waits_for = "key:"
 
 
 @contextmanager
@@ -60,8 +63,17 @@ def is_token(value: Any) -> bool:
     return isinstance(value, dict) and value.get("__type__") == TYPE and value.keys() == {"__type__", "__value__"}
 
 
-def renewed(value: dict[str, str]) -> dict[str, str]:
-    """The same value under the first key; the same token, if it is. Raises :class:`CannotDecrypt`."""
+def renewed(value: Any) -> Any:
+    """The same with all tokens in it under the first key; those that are stay as they are.
+
+    Raises :class:`CannotDecrypt`.
+    """
+    if isinstance(value, list):
+        return [renewed(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if not is_token(value):
+        return {name: renewed(each) for name, each in value.items()}
     token = value["__value__"].encode()
     try:
         _keys(is_first=True).decrypt(token)
@@ -81,6 +93,8 @@ def _read(token: str) -> Any:
 def _decrypt(token: bytes) -> bytes:
     try:
         found: bytes = _keys().decrypt(token)
+    except ImproperlyConfigured as exc:
+        raise CannotDecrypt(str(exc)) from None
     except _library().InvalidToken:
         raise CannotDecrypt(
             "none of JOBS['ENCRYPT_KEYS'] made this value: add the key that was the first when the job was called"

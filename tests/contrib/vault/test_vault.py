@@ -3,22 +3,36 @@
 import datetime
 import io
 import json
+import sys
 import uuid
+from types import ModuleType
 
 import pytest
 from asgiref.sync import sync_to_async
-from celery import chain
+from celery import chain, chord, current_app
 from celery.app.task import Context
+from celery.signals import task_prerun
 from django.contrib.auth.models import Permission, User
 from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
 from django.db import connection
+from django.utils import timezone
 
+from jobs import Task
 from jobs.calling import calls
-from jobs.conf import problems
+from jobs.calling.outbox import calls_are_rows
+from jobs.conf import problems, sentry
+from jobs.contrib.operator import problems as operator_problems
+from jobs.contrib.operator import status
+from jobs.contrib.vault import seal
+from jobs.contrib.vault.tokens import revealed
+from jobs.extensions import through
+from jobs.inspection.view import look_up
 from jobs.lifecycle.shown import shown
+from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job
+from jobs.models.values import decoded
 from jobs.testing import run_jobs
 from tests.models import Effect
 
@@ -51,6 +65,10 @@ def stored():
     with connection.cursor() as cursor:
         cursor.execute("SELECT * FROM jobs_job")
         return str(cursor.fetchall())
+
+
+def problems_of_keys():
+    return [each for each in operator_problems.of(status.gather(live=True)) if each.kind == "no_key"]
 
 
 def test_the_row_has_a_token_and_the_body_its_arguments(declare):
@@ -222,19 +240,142 @@ def test_what_was_called_before_is_encrypted_by_the_command(declare, settings):
     assert seen == [(SECRET, 0, None)]
 
 
-def test_without_its_key_the_job_fails_and_says_so(declare, settings):
-    declare(name="t.all", body=body, autoretry_for=()).delay(SECRET)
-    turn(settings, NEW)
-    with pytest.raises(CommandError, match="not in JOBS"):
+@pytest.mark.parametrize("keys", [(NEW,), ()])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_without_its_key_the_job_waits_for_a_worker_that_has_it(declare, settings, capsys, keys, is_async):
+    """In a rolling deploy some workers have the new key, and others do not have it yet."""
+
+    async def later(iban):
+        seen.append((iban, 0, None))
+
+    key = declare(name="t.all", body=later if is_async else body, max_retries=0).delay(SECRET).id
+    turn(settings, *keys)
+    with pytest.raises((CommandError, ImproperlyConfigured)):
         call_command("jobs", "encrypt")
-    run_jobs(raises=False)
+    for _ in range(2):
+        run_jobs(until=timezone.now() + datetime.timedelta(minutes=1), limit=1)
     job = Job.objects.get()
-    assert (job.state, job.error["type"]) == ("failed", "CannotDecrypt")
+    assert (job.state, job.error["type"], job.lease) == ("scheduled", "CannotDecrypt", 2)
+    assert (job.retries, job.snoozes, job.crashes, job.node_losses) == (0, 0, 0, 0)
     assert seen == []
+    capsys.readouterr()
+    call_command("jobs", "why", key)
+    assert "Give all workers the key" in capsys.readouterr().out
+    [problem] = problems_of_keys()
+    assert (problem.number, problem.severity, "ENCRYPT_KEYS" in problem.meaning) == (1, "error", True)
     turn(settings, NEW, OLD)
-    call_command("jobs", "retry", str(job.pk))
-    run_jobs()
+    run_jobs(until=timezone.now() + datetime.timedelta(minutes=5))
     assert seen == [(SECRET, 0, None)]
+    assert problems_of_keys() == []
+
+
+def test_what_comes_before_the_body_has_its_arguments(declare):
+    """Celery's signal, and the task's own ``before_start``. What is told to people has not."""
+    met = []
+
+    class Noting(Task):
+        def before_start(self, task_id, args, kwargs):
+            met.append((args[0], kwargs["amount"], self.request.args[0]))
+
+    def receive(args, kwargs, task, **more):
+        met.append((args[0], kwargs["amount"], task.request.argsrepr))
+
+    task_prerun.connect(receive)
+    try:
+        declare(name="t.all", body=body, base=Noting).delay(SECRET, amount=5)
+        run_jobs()
+    finally:
+        task_prerun.disconnect(receive)
+    assert met == [(SECRET, 5, "('(encrypted)',)"), (SECRET, 5, SECRET)]
+
+
+def test_sentry_is_told_no_argument(declare, monkeypatch):
+    told = []
+
+    def around(step, task, call):
+        return lambda *given: told.append(given[1:3]) or call(*given)
+
+    monkeypatch.setitem(sys.modules, sentry.MODULE, ModuleType("celery"))
+    monkeypatch.setattr(sentry, "around", around)
+    declare(name="t.all", body=body).delay(SECRET, amount=5)
+    run_jobs()
+    assert told[0] == (["(encrypted)"], {"amount": "(encrypted)"})
+    assert seen == [(SECRET, 5, None)]
+
+
+def test_inspect_active_shows_that_it_is_encrypted(declare):
+    shows = []
+
+    def look(self, iban, at=None):
+        shows.append(str(worker_state.text(worker_state.at_work()[0])))
+
+    task = declare(name="t.all", body=look, bind=True)
+    task.delay(SECRET, at=datetime.date(2026, 11, 26))
+    run_jobs()
+    assert "(encrypted)" in shows[0]
+    assert SECRET not in shows[0]
+    assert "__type__" not in shows[0]
+
+
+def test_a_message_of_a_task_that_is_not_known_is_encrypted_until_it_is_sent(declare, monkeypatch):
+    """Inside of a transaction it waits in a job's row."""
+    app = current_app._get_current_object()
+    # It was declared before these settings.
+    sender = type(app.tasks["jobs.send"])
+    monkeypatch.setattr(sender, "call_hooks", tuple(each(sender) for each in through("called") if each(sender)))
+    link = app.signature("t.partly", (SECRET,))
+    with calls_are_rows("default"):
+        app.send_task("t.partner", (SECRET,), {"iban": SECRET, "amount": 5})
+        app.send_task("u.partner", ("plain",), link=[link])
+    assert SECRET not in stored()
+    rows = Job.objects.filter(task="jobs.send").order_by("pk")
+    assert rows[0].args[2]["amount"] == 5
+    assert rows[1].args[1] == ["plain"]
+    with revealed():
+        assert decoded(rows[0].args)[1:3] == [[SECRET], {"iban": SECRET, "amount": 5}]
+    call_command("jobs", "encrypt")
+    assert rows.all()[0].args == rows[0].args
+
+
+def test_keys_of_what_follows_a_call_rotate_with_it(declare, settings):
+    first, second = declare(name="u.first"), declare(name="t.all", body=body)
+    links = {"link": second.si(SECRET, 2), "link_error": second.si(SECRET, 3)}
+    (first.si() | second.si(SECRET)).apply_async(**links)
+    chord([first.si()], second.si(SECRET, 4)).apply_async()
+    before = stored()
+    turn(settings, NEW, OLD)
+    call_command("jobs", "encrypt")
+    assert stored() != before
+    turn(settings, NEW)
+    run_jobs()
+    assert sorted(each[:2] for each in seen) == [(SECRET, 0), (SECRET, 2), (SECRET, 4)]
+
+
+def test_what_follows_a_call_is_encrypted_by_the_command(declare, settings):
+    first, second = declare(name="u.first"), declare(name="u.all", body=body)
+    first.apply_async(link=second.si(SECRET))
+    settings.JOBS = {**settings.JOBS, "ENCRYPT": {"u.all": True}}
+    call_command("jobs", "encrypt")
+    assert SECRET not in stored()
+
+
+def test_a_lock_that_is_made_of_what_nobody_may_read_is_not_shown(declare):
+    """Before, it was that of the text that stands for the argument: of another lock, or of nobody's."""
+    hidden = declare(name="t.all", body=body, lock="pay:{iban}").delay(SECRET)
+    callable_ = declare(name="t.all2", body=body, lock=lambda iban: f"pay:{iban}")
+    known = declare(name="t.part", body=body, lock="pay:{amount}").delay(SECRET, 5)
+    assert look_up(uuid.UUID(hidden.id)).lock is None
+    assert look_up(uuid.UUID(known.id)).lock == ("pay:5", None)
+    with pytest.raises(ValueError, match="cannot be read"):
+        callable_.key_templates["lock"].of(*[Job.objects.get(pk=hidden.id).args, {}])
+
+
+def test_which_arguments_are_encrypted_is_asked_once_of_each_task(declare, monkeypatch):
+    asked = []
+    monkeypatch.setattr(seal, "fnmatchcase", lambda name, pattern: asked.append(name) or name == pattern)
+    task = declare(name="t.all", body=body)
+    task.delay_many([(f"{n}",) for n in range(20)])
+    assert len(asked) == 2
 
 
 def test_what_cannot_work_is_told(declare, settings):
