@@ -41,7 +41,8 @@ inline give_back(r, j) {
         /* No run is taken from a worker that lives. */
         assert(row[j].lease == 1);
         row[j].state = READY; printf("@ r%d gives_back j%d\n", r, j)
-    :: !row[j].locked && !MINE(j) -> printf("@ r%d finds_changed j%d\n", r, j)
+    /* Another rescuer was faster. This one leaves the row that counts to the next look as well. */
+    :: !row[j].locked && !MINE(j) -> look[r].skipped = true; printf("@ r%d finds_changed j%d\n", r, j)
     fi;
     rows()
 }
@@ -115,9 +116,9 @@ inline claim(j) {
 proctype worker() {
 end_worker:
     do
-    :: atomic { row[0].state == READY -> claim(0) }
-    :: atomic { row[1].state == READY -> claim(1) }
-    :: atomic { row[2].state == READY -> claim(2) }
+    :: atomic { row[0].state == READY && !row[0].locked -> claim(0) }
+    :: atomic { row[1].state == READY && !row[1].locked -> claim(1) }
+    :: atomic { row[2].state == READY && !row[2].locked -> claim(2) }
     od
 }
 
@@ -160,6 +161,10 @@ init {
         :: true
         fi;
         printf("@ init at=j%d renewed=%d unfinished=%d\n", at, row[at].renewed, unfinished); rows();
-        run rescuer(0); run rescuer(1); run worker(); run somebody(); run end()
+        run rescuer(0); run rescuer(1); run worker();
+#ifndef NO_LOCKS
+        run somebody();
+#endif
+        run end()
     }
 }

@@ -1,0 +1,20 @@
+"""A player for each model: it knows which function of ``jobs`` each step is."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from proof.player import Player
+from proof.players.judge import Judge
+from proof.players.ownership import Ownership
+from proof.players.rescue import Rescue
+
+PLAYERS: dict[str, type[Player]] = {each.model: each for each in (Ownership, Rescue, Judge)}
+
+
+@contextmanager
+def plays(kind: type[Player]) -> Iterator[Player]:
+    player = kind()
+    try:
+        yield player
+    finally:
+        player.close()
