@@ -24,7 +24,7 @@ from jobs import extensions, signals, store
 from jobs.conf import conf
 from jobs.errors import UniqueBusy, UniqueTaken
 from jobs.lifecycle import unique, wakeups
-from jobs.models import AWAITING, CLAIMABLE, ENDED, LIVE, UNSUCCESSFUL, WAITING, Cancellation, Job, Node, State
+from jobs.models import AWAITING, CLAIMABLE, ENDED, UNSUCCESSFUL, WAITING, Cancellation, Job, Node, State
 from jobs.models.columns import ADDED, ORDER, Part, named
 from jobs.models.values import scrub
 from jobs.store import databases
@@ -508,18 +508,6 @@ def _cancel(ids: Sequence[uuid.UUID], using: str, kind: str, why: str, is_told: 
     if done and is_told and knows and signals.cancelled.receivers:
         transaction.on_commit(tell, using=using, robust=True)
     return done
-
-
-def stamped(using: str, stamps: dict[str, list[Any]]) -> list[uuid.UUID]:
-    """The jobs that have not ended and bear one of the stamps (``revoke_by_stamped_headers``)."""
-
-    def each(given: dict[str, Any]) -> set[tuple[str, str]]:
-        lists = {name: values if isinstance(values, list) else [values] for name, values in given.items()}
-        return {(name, str(value)) for name, values in lists.items() for value in values if value is not None}
-
-    live = Job.objects.using(using).filter(state__in=LIVE, options__has_key="stamps")
-    found = live.values_list("pk", "options").iterator()
-    return [key for key, options in found if options and each(options["stamps"]) & each(stamps)]
 
 
 def bury(node_id: uuid.UUID, using: str, signed_off: bool = False) -> bool:

@@ -27,8 +27,7 @@ from django.utils.module_loading import import_string
 from jobs import __version__, checks, doors, extensions
 from jobs.conf import conf
 from jobs.conf.logs import logger
-from jobs.lifecycle import transitions
-from jobs.lifecycle.worker_state import BODY, IDLE, REVOKED, Occupied, dead, is_alive, worker_state
+from jobs.lifecycle.worker_state import BODY, IDLE, Occupied, dead, is_alive, worker_state
 from jobs.maintenance import clock, rescue
 from jobs.maintenance.prune import Prune
 from jobs.models import Node
@@ -80,8 +79,8 @@ class Process:
         self._unread = b""
         #: Of each slot: what its body said last.
         self._heard: dict[int, int] = {}
-        #: What to cancel, by id or by stamps, and the signal that ends its process; or what to call, and with what.
-        self._revoked: SimpleQueue[tuple[str | dict[str, list[Any]] | list[str], int | None]] = SimpleQueue()
+        #: What the worker's main process wants to have called: a function's path, and with what.
+        self._wanted: SimpleQueue[list[Any]] = SimpleQueue()
         self._is_prefork = node["pool"] == "prefork"
         #: The bodies, of several of a process, that were asked to end: until when, and why.
         self._asked: dict[tuple[int, uuid.UUID, int], tuple[float, str, str]] = {}
@@ -136,19 +135,13 @@ class Process:
         data = os.read(self._pipe, 65536)
         *lines, self._unread = (self._unread + data).split(b"\n")
         for line in lines:
-            what, number = json.loads(line)
-            if isinstance(what, str) and number is not None:
-                # At once: this needs no database.
-                self._terminate(uuid.UUID(what), number)
-            self._revoked.put((what, number))
-            self._fell.set()
+            is_urgent, *wanted = json.loads(line)
+            if is_urgent:
+                self._try(partial(_call, *wanted))
+            else:
+                self._wanted.put(wanted)
+                self._fell.set()
         return bool(data)
-
-    def _terminate(self, key: uuid.UUID, number: int) -> None:
-        """``revoke(terminate=True)``: end the process that runs the job, and with it the job."""
-        for slot in worker_state.occupied():
-            if slot.has_job and slot.job == key:
-                self.end_or_ask(slot, REVOKED, "revoked at the worker", number)
 
     def end_or_ask(self, slot: Occupied, kind: str, text: str, number: int = signal.SIGKILL) -> None:
         """End the run: with its process, or alone if the process has others."""
@@ -313,7 +306,7 @@ class Process:
         self._take_turn(self._check)
         while not self._stopping.is_set():
             self._fell.clear()
-            self._take_turn(self._revoke)
+            self._take_turn(self._do_wanted)
             self._take_turn(self._own.finish_dead)
             self._take_turn(self._own.hand_back_waiting)
             if time.monotonic() >= next_watch:
@@ -330,24 +323,13 @@ class Process:
             if not message.is_silenced():
                 logger.log(message.level, str(message), extra=worker_state.about("check", check=message.id))
 
-    def _revoke(self) -> None:
-        """Cancel jobs that the worker was told to drop by remote control."""
-        why = ("Revoked", "revoked at the worker")
-        while not self._revoked.empty():
-            what, number = self._revoked.get()
+    def _do_wanted(self) -> None:
+        while not self._wanted.empty():
+            wanted = self._wanted.get()
             try:
-                if isinstance(what, list):
-                    import_string(what[0])(*what[1:])
-                    continue
-                for alias in conf().DATABASES:
-                    for key in transitions.stamped(alias, what) if isinstance(what, dict) else [uuid.UUID(what)]:
-                        # Race: the run may go back to wait between the first two.
-                        cancel = partial(transitions.cancel, key, alias, *why)
-                        asked = cancel() or transitions.ask_to_end(key, alias, *why) or cancel()
-                        if asked and isinstance(what, dict) and number is not None:
-                            self._terminate(key, number)
+                _call(*wanted)
             except Error:
-                self._revoked.put((what, number))
+                self._wanted.put(wanted)
                 raise
 
     def _clock(self) -> None:
@@ -382,6 +364,10 @@ class Process:
         except Exception as exc:
             databases.note_failure(exc, "the supervisor", worker_state.about("supervisor_error"))
             return False
+
+
+def _call(path: str, *given: Any) -> None:
+    import_string(path)(*given)
 
 
 _here: list[Process] = []

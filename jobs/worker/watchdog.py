@@ -88,19 +88,14 @@ class Supervisor:
         except ChildProcessError:
             return False
 
-    def revoke(self, what: str | dict[str, list[Any]], number: int | None) -> None:
-        """Have a job cancelled by its id, or jobs by their stamps; one that runs is ended by the signal ``number``.
+    def do(self, function: Callable[..., Any], *given: Any, is_urgent: bool = False) -> None:
+        """Have a function of a module called in the supervisor, with values of JSON. It never blocks, and never raises.
 
-        It never blocks, and never raises.
+        Parameters:
+            is_urgent: at once, before all others: it asks no database.
         """
-        self._tell([what, number])
-
-    def do(self, function: Callable[..., Any], *given: str) -> None:
-        """Have a function of a module called in the supervisor, which may ask databases. As :meth:`revoke`."""
-        self._tell([[f"{function.__module__}.{function.__qualname__}", *given], None])
-
-    def _tell(self, note: list[Any]) -> None:
         if self._pipe >= 0:
+            note = [is_urgent, f"{function.__module__}.{function.__qualname__}", *given]
             try:
                 os.write(self._pipe, json.dumps(note).encode() + b"\n")
             except OSError:

@@ -9,6 +9,7 @@ from celery.platforms import signals as signal_numbers
 from celery.utils.functional import maybe_list
 from celery.worker import control
 
+from jobs.contrib.remote_control import revoked
 from jobs.lifecycle.worker_state import Occupied, worker_state
 from jobs.models.values import parse_uuid
 from jobs.worker.watchdog import supervisor
@@ -44,8 +45,11 @@ def query_task(stock: Any, state: Any, ids: Any, **kwargs: Any) -> Any:
 
 
 def revoke(stock: Any, state: Any, task_id: Any, terminate: bool = False, signal: Any = None, **kwargs: Any) -> Any:
+    number = _number(terminate, signal)
     for key in filter(None, map(parse_uuid, map(str, maybe_list(task_id) or []))):
-        supervisor.revoke(str(key), _number(terminate, signal))
+        if number is not None:
+            supervisor.do(revoked.terminate, str(key), number, is_urgent=True)
+        supervisor.do(revoked.cancel, str(key))
     return stock(state, task_id, terminate, signal, **kwargs)
 
 
@@ -53,5 +57,5 @@ def revoke_by_stamped_headers(
     stock: Any, state: Any, headers: dict[str, Any], terminate: bool = False, signal: Any = None, **kwargs: Any
 ) -> Any:
     stamps = {name: maybe_list(value) for name, value in headers.items()}
-    supervisor.revoke(stamps, _number(terminate, signal))
+    supervisor.do(revoked.cancel_stamped, stamps, _number(terminate, signal))
     return stock(state, headers, terminate, signal, **kwargs)

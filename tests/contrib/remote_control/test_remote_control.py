@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+from celery import current_app
 
 from jobs.models import Cancellation, Job
 from tests import tasks
@@ -132,3 +133,18 @@ def test_a_job_is_terminated_by_its_stamps(body):
         tell(worker, "revoke_by_stamped_headers", {"tenant": ["a"]}, terminate=True, signal="SIGKILL")
         [found] = wait_ended(job.id)
         assert (found.state, found.error["type"], found.crashes) == ("cancelled", "Revoked", 0)
+
+
+@pytest.mark.slow
+def test_a_revoked_job_is_cancelled(tmp_path):
+    started, gate = tmp_path / "started", tmp_path / "gate"
+    with Worker(concurrency=1) as worker:
+        blocker = tasks.waits.delay("blocker", str(started), str(gate))
+        wait_for(started.exists, 20, "the only child is busy")
+        victim = tasks.effect.delay("victim")
+        current_app.control.revoke(victim.id)
+        wait_for(lambda: "revoked" in worker.text(), 20, "the revoke arrived")
+        gate.touch()
+        wait_ended(blocker.id)
+        [job] = wait_ended(victim.id)
+    assert (job.state, job.error["type"]) == ("cancelled", "Revoked")

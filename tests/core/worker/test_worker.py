@@ -10,7 +10,6 @@ import subprocess
 import sys
 
 import pytest
-from celery import current_app
 from django.conf import settings
 from django.core.checks import run_checks
 from django.db import connection
@@ -121,21 +120,6 @@ def test_celery_commands_work_without_django_being_set_up():
         done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
         assert worker.directory.name in done.stdout
-
-
-@pytest.mark.slow
-def test_a_revoked_job_is_cancelled(tmp_path):
-    started, gate = tmp_path / "started", tmp_path / "gate"
-    with Worker(concurrency=1) as worker:
-        blocker = tasks.waits.delay("blocker", str(started), str(gate))
-        wait_for(started.exists, 20, "the only child is busy")
-        victim = tasks.effect.delay("victim")
-        current_app.control.revoke(victim.id)
-        wait_for(lambda: "revoked" in worker.text(), 20, "the revoke arrived")
-        gate.touch()
-        wait_ended(blocker.id)
-        [job] = wait_ended(victim.id)
-    assert (job.state, job.error["type"]) == ("cancelled", "Revoked")
 
 
 @pytest.mark.slow
