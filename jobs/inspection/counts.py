@@ -2,16 +2,14 @@
 
 import math
 import uuid
-from collections import Counter, namedtuple
 from collections.abc import Iterable
 from typing import Any
 
-from django.db.models import Count, DurationField, ExpressionWrapper, F, QuerySet
+from django.db.models import DurationField, ExpressionWrapper, F, QuerySet
 from django.db.models.functions import Now
 
-from jobs import store
 from jobs.conf import conf
-from jobs.models import CLAIMABLE, Job, Node, Pause, State
+from jobs.models import CLAIMABLE, Job, Node, Pause
 from jobs.store import databases, heartbeats
 
 MOST = 10_000  #: Counts end here: of a long backlog it only matters that it is long.
@@ -81,22 +79,7 @@ def silence() -> dict[uuid.UUID, float]:
     return heartbeats.silence(_side)
 
 
-def running_by_node() -> Counter[uuid.UUID]:
-    running: Counter[uuid.UUID] = Counter()
-    for rows in databases.each(Job.objects.filter(state=State.RUNNING)):
-        running.update(dict(rows.values_list("node_id").annotate(Count("pk"))))
-    return running
-
-
 # What waits
-
-#: The ready jobs of a queue and a rank: for how many seconds the oldest has waited, and how many, up to a number.
-Head = namedtuple("Head", "queue rank seconds number")
-
-
-def heads(using: str, most: int | None = None) -> list[Head]:
-    found = store.of(using).heads(most or MOST)
-    return [Head(queue, rank, seconds_of(age), number) for queue, rank, age, number in found]
 
 
 def in_line(using: str | None = None) -> QuerySet[Job]:
@@ -108,11 +91,6 @@ def ready(queue: str) -> str:
     """How many jobs of the queue are ready, for people."""
     counts = [rows[:MOST].count() for rows in databases.each(in_line().filter(queue=queue))]
     return at_least(sum(counts), MOST in counts)
-
-
-def scheduled(using: str) -> QuerySet[Any]:
-    """The scheduled jobs, the first ones first, with ``age``: for how long they are due, negative before that."""
-    return Job.objects.using(using).filter(state=State.SCHEDULED).order_by("run_at").annotate(age=age_of("run_at"))
 
 
 def paused() -> dict[str, Pause]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -12,11 +11,10 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from django.db import connections, transaction
-from django.db.models import DurationField, Exists, ExpressionWrapper, F, IntegerField, Q, QuerySet
-from django.db.models.expressions import RawSQL
+from django.db.models import Exists, F, Q, QuerySet
 from django.db.models.functions import Now
 
-from jobs.models import AWAITING, CLAIMABLE, WAITING, Cancellation, Job, Marker, Node, Pause, State
+from jobs.models import AWAITING, CLAIMABLE, Cancellation, Job, Marker, Node, Pause, State
 from jobs.models.columns import BY_ORDER, ORDER, POSITION, Part, named
 from jobs.store import databases
 
@@ -54,31 +52,6 @@ READY = f"""(
 
 #: Of so many queues one statement asks whether a job waits there, a column each.
 COLUMNS = 500
-
-#: The first ready job of each queue and rank.
-HEADS = f"""
-WITH RECURSIVE head(id) AS (
-    SELECT (SELECT id FROM jobs_job WHERE state = 'ready' AND held IS NULL ORDER BY queue, {BY_ORDER} LIMIT 1)
-    UNION ALL
-    SELECT (
-        SELECT following.id FROM jobs_job AS following
-        WHERE following.state = 'ready' AND following.held IS NULL
-          AND (following.queue, following.rank) > (job.queue, job.rank)
-        ORDER BY following.queue, following.rank, following.run_at, following.id LIMIT 1
-    )
-    FROM head JOIN jobs_job AS job ON job.id = head.id AND job.state = 'ready'
-)
-SELECT id FROM head
-"""
-
-#: How many there are beside a head, up to a number.
-BESIDE = """
-SELECT count(*) FROM (
-    SELECT 1 FROM jobs_job AS ready
-    WHERE ready.state = 'ready' AND ready.held IS NULL AND ready.queue = jobs_job.queue AND ready.rank = jobs_job.rank
-    ORDER BY ready.queue, ready.rank, ready.run_at, ready.id LIMIT %s
-) AS counted
-"""
 
 
 #: A short look begins so many seconds before the last one: a job is seen when it is committed, and is due before that.
@@ -122,10 +95,6 @@ class Seen(NamedTuple):
     is_ready: bool
     #: The answers to what extensions ask.
     more: tuple[Any, ...]
-
-
-#: Seconds for which a store remembers that the table of jobs is divided, and that it is not.
-LONG, SHORT = 3600.0, 60.0
 
 
 def owned(job: Job) -> QuerySet[Job]:
@@ -225,18 +194,8 @@ class Store:
         """The tables that hold the rows of a table, and its indexes and constraints."""
         return [table]
 
-    #: Whether the table is divided, and until when that is not asked again, on the monotonic clock.
-    divided: tuple[bool, float] = (False, 0.0)
-
-    @property
-    def is_divided(self) -> bool:
-        """What ended is apart from what lives, and goes with the other jobs of its day."""
-        found, until = self.divided
-        if time.monotonic() > until:
-            found = len(self.parts("jobs_job")) > 1
-            # Nothing undoes it.
-            self.divided = found, time.monotonic() + (LONG if found else SHORT)
-        return found
+    #: What ended is apart from what lives, and goes with the other jobs of its day.
+    is_divided: Any = False
 
     def withdraw(self, key: uuid.UUID) -> bool:
         """Take back the job that was just inserted, if one of its id has ended; False: no INSERT lets that happen."""
@@ -437,30 +396,11 @@ class Store:
         names = [name for queue in queues for name in (queue, queue)]
         return " OR ".join([self.ready_sql] * len(queues)) or "1 = 0", names
 
-    # What waits
-
-    def heads(self, most: int) -> list[tuple[str, int, datetime.timedelta, int]]:
-        """Of each queue and rank: for how long its first ready job has waited, and how many there are, up to a number.
-
-        It steps through the index, and never reads all of them.
-        """
-        age = ExpressionWrapper(Now() - F("run_at"), output_field=DurationField())
-        rows = Job.objects.using(self.using).filter(pk__in=RawSQL(HEADS, ()), state__in=WAITING)
-        rows = rows.annotate(age=age, number=RawSQL(BESIDE, (most,), IntegerField()))
-        with self.asking():
-            return list(rows.values_list("queue", "rank", "age", "number"))
-
-    def asking(self) -> AbstractContextManager[Any]:
-        """A block of questions about many rows, each of which ends early."""
-        return nullcontext()
+    # What people see
 
     def by_index(self, rows: QuerySet[Job], states: Collection[str]) -> QuerySet[Job]:
         """The jobs of these states, said so that the database takes its index for them."""
         return rows
-
-    def estimate(self) -> dict[str, int]:
-        """About how many jobs are in each state, where the server knows that without reading them; else nothing."""
-        return {}
 
     # Sessions of the server
 

@@ -141,20 +141,6 @@ SELECT own FROM unnest({queues}::text[]) AS own
 WHERE ({first}) IS NOT NULL AND NOT EXISTS (SELECT 1 FROM jobs_pause WHERE queue = own)
 """
 
-#: By the last ANALYZE.
-ESTIMATE = """
-SELECT state, sum(round(reltuples * part))::bigint
-FROM (SELECT 'jobs_job'::regclass AS relid UNION SELECT relid FROM pg_partition_tree('jobs_job')) AS tree
-     JOIN pg_class ON pg_class.oid = tree.relid AND relkind = 'r'
-     JOIN pg_stats ON schemaname = relnamespace::regnamespace::text AND tablename = relname,
-     unnest(most_common_vals::text::text[], most_common_freqs) AS known(state, part)
-WHERE attname = 'state' AND reltuples > 0
-GROUP BY state
-"""
-
-#: For one message, or one transaction.
-UNCOMPILED = "SET LOCAL jit = off"
-
 #: How many calls over one connection make it worth while to prepare the INSERT.
 OFTEN = 5
 
@@ -260,18 +246,6 @@ class PostgreSQL(base.Store):
     def notify(self, channel: str, payloads: Sequence[str]) -> None:
         self.session.notify(channel, payloads)
 
-    def parts(self, table: str) -> list[str]:
-        partitions = self.ask("SELECT relid::regclass::text FROM pg_partition_tree(to_regclass(%s))", table)
-        return [name for (name,) in partitions] or [table]
-
-    def withdraw(self, key: uuid.UUID) -> bool:
-        if not self.is_divided:
-            return False
-        # Race: the other job ended while the INSERT waited for its row. So this is a statement of its own.
-        ended = "EXISTS (SELECT 1 FROM jobs_job WHERE id = %s AND finished_at IS NOT NULL)"
-        sql = f"DELETE FROM jobs_job WHERE id = %s AND state IN ('scheduled', 'ready') AND {ended} RETURNING 1"
-        return bool(self.ask(sql, key, key))
-
     # A claim
 
     def claim(self, claim: Claim) -> list[Job]:
@@ -367,23 +341,6 @@ class PostgreSQL(base.Store):
         # The numbers are the driver's.
         return level is None or int(level) == IsolationLevel.READ_COMMITTED
 
-    @contextmanager
-    def asking(self) -> Iterator[None]:
-        """The planner does not see that they end early, and would compile for a second what takes ten milliseconds."""
-        if _uncompiled in self.connection.execute_wrappers:
-            yield
-        elif not self.connection.settings_dict["OPTIONS"].get("server_side_binding"):
-            with self.connection.execute_wrapper(_uncompiled):
-                yield
-        else:
-            # A message has one statement there.
-            with transaction.atomic(using=self.using), self.connection.cursor() as cursor:
-                cursor.execute(UNCOMPILED)
-                yield
-
-    def estimate(self) -> dict[str, int]:
-        return dict(self.ask(ESTIMATE))
-
     def end_if_idle(self, seconds: float) -> None:
         if not databases.in_test(self.using):
             self.ask("SELECT set_config('idle_in_transaction_session_timeout', %s, true)", f"{seconds:g}s")
@@ -393,14 +350,6 @@ class PostgreSQL(base.Store):
     ) -> bool:
         found = self.ask(MARK, f"{wait * 1000:.0f}ms", key, kind, fingerprint, job and job.hex, keep)
         return bool(found[0][0] == 1)
-
-
-def _uncompiled(execute: Any, sql: str, params: Any, many: bool, context: dict[str, Any]) -> Any:
-    found = execute(f"{UNCOMPILED}; {sql}", params, many, context)
-    # psycopg2 has the last one's rows only.
-    if databases.has_libpq(context["connection"]):
-        context["cursor"].nextset()
-    return found
 
 
 @lru_cache(maxsize=1000)

@@ -7,7 +7,7 @@ from django.urls import reverse
 from django.utils import timezone
 from playwright.sync_api import expect
 
-from jobs.contrib.operator import orders
+from jobs.contrib.operator import store
 from jobs.models import Job
 from jobs.store import databases
 from shop.services import hand_in
@@ -56,7 +56,7 @@ def test_a_worker_is_told(hand, label):
     hand.press(hand.page.get_by_role("button", name=label))
     said(hand).to_contain_text("obeys within a second")
     with databases.side() as side:
-        [told] = orders.read(side, node.pk)
+        [told] = store.read(side, node.pk)
     assert told.text.endswith("by ada (a test)")
 
 

@@ -11,6 +11,8 @@ from jobs.doors import Extension
 
 
 class History(Extension):
+    instead = {"jobs.store.postgresql.PostgreSQL": "jobs.contrib.history.store.Divided"}
+
     def ready(self) -> None:
         post_migrate.connect(_complete, dispatch_uid="jobs.contrib.history.complete")
 

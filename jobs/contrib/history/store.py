@@ -17,6 +17,7 @@ from __future__ import annotations
 import datetime
 import re
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -42,6 +43,9 @@ SOON = datetime.timedelta(days=1)
 
 #: How long a statement waits for a lock for which others wait as well, and how often it tries.
 PATIENCE, LOCK_TRIES = "200ms", 60
+
+#: Seconds for which a process remembers that the table is divided, and that it is not.
+LONG, SHORT = 3600.0, 60.0
 
 #: PostgreSQL's codes of a table that is there already (another worker was faster), and of a role that owns no table.
 REFUSED = ("42P07", "42501")
@@ -84,14 +88,43 @@ _WITHIN = "id >= %(begin)s AND id < %(end)s"
 _LIKE = "INCLUDING DEFAULTS INCLUDING CONSTRAINTS"
 
 
+class Divided(PostgreSQL):
+    """PostgreSQL, whose table of jobs may have partitions."""
+
+    #: Whether it has, and until when that is not asked again, on the monotonic clock.
+    divided: tuple[bool, float] = (False, 0.0)
+
+    @property
+    def is_divided(self) -> bool:
+        found, until = self.divided
+        if time.monotonic() > until:
+            found = len(self.parts("jobs_job")) > 1
+            # Nothing undoes it.
+            self.divided = found, time.monotonic() + (LONG if found else SHORT)
+        return found
+
+    def parts(self, table: str) -> list[str]:
+        partitions = self.ask("SELECT relid::regclass::text FROM pg_partition_tree(to_regclass(%s))", table)
+        return [name for (name,) in partitions] or [table]
+
+    def withdraw(self, key: uuid.UUID) -> bool:
+        if not self.is_divided:
+            return False
+        # Race: the other job ended while the INSERT waited for its row. So this is a statement of its own.
+        ended = "EXISTS (SELECT 1 FROM jobs_job WHERE id = %s AND finished_at IS NOT NULL)"
+        sql = f"DELETE FROM jobs_job WHERE id = %s AND state IN ('scheduled', 'ready') AND {ended} RETURNING 1"
+        return bool(self.ask(sql, key, key))
+
+
 def divide(using: str) -> bool:
     """Make partitions of an ordinary table; False: it has some, others refer to it, or somebody else is at it.
 
     Nobody waits for it much longer than for a lock. ``OperationalError``: it did not get the lock.
     """
-    if not isinstance(of(using), PostgreSQL) or databases.ask(using, _IS_ABSENT):
+    at = of(using)
+    if not isinstance(at, Divided) or databases.ask(using, _IS_ABSENT):
         return False
-    if of(using).is_divided or databases.ask(using, _IS_TIED):
+    if at.is_divided or databases.ask(using, _IS_TIED):
         return False
     if not databases.ask(using, _IS_MANY, MOST):
         return _divide(using, None)
@@ -192,7 +225,8 @@ def _divide(using: str, since: datetime.datetime | None) -> bool:
     if since is not None:
         statements.append(f"ALTER TABLE {LIVE} DROP CONSTRAINT {_EARLIER}")
     _patiently(using, *statements)
-    of(using).divided = (True, 0.0)
+    at: Any = of(using)
+    at.divided = (True, 0.0)
     return True
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import math
 import uuid
 from collections import defaultdict
@@ -13,13 +12,12 @@ from hashlib import sha256
 from typing import Any
 
 from django.db import OperationalError, connections, transaction
-from django.db.models import CharField, DurationField, ExpressionWrapper, F, Index, Q, UniqueConstraint
+from django.db.models import CharField, Index, Q, UniqueConstraint
 from django.db.models.expressions import RawSQL
-from django.db.models.functions import Now
 
 from jobs.conf import conf
-from jobs.models import CLAIMABLE, Job
-from jobs.models.columns import BY_ORDER, ORDER
+from jobs.models import Job
+from jobs.models.columns import BY_ORDER
 from jobs.store import base, databases
 
 #: Their rows are never seen: who inserts one deletes it, and whoever inserts it too waits for the end of the
@@ -143,20 +141,6 @@ class MySQL(base.Store):
             with self.connection.cursor() as cursor:
                 cursor.execute(_LOCK.format(", ".join(["(%s)"] * len(keys))), keys)
                 cursor.execute(f"DELETE FROM jobs_locked_name WHERE name IN ({', '.join(['%s'] * len(keys))})", keys)
-
-    def heads(self, most: int) -> list[tuple[str, int, datetime.timedelta, int]]:
-        """A part of a statement cannot look at the row around a derived table."""
-        ready = Job.objects.using(self.using).filter(CLAIMABLE).order_by("queue", *ORDER)
-        first = ready.annotate(age=ExpressionWrapper(Now() - F("run_at"), output_field=DurationField()))
-        found, head = [], first.values_list("queue", "rank", "age").first()
-        while head is not None:
-            queue, rank, age = head
-            # Unsorted: it would sort all of them.
-            beside = ready.filter(queue=queue, rank=rank).order_by()[:most]
-            found.append((queue, rank, age, beside.count()))
-            behind = Q(queue=queue, rank__gt=rank) | Q(queue__gt=queue)
-            head = first.filter(behind, queue__gte=queue).values_list("queue", "rank", "age").first()
-        return found
 
     # Sessions of the server
 

@@ -40,12 +40,12 @@ class Operator(Extension):
         return [count, obey]
 
     def prune(self, using: str, budget: float) -> None:
-        from jobs.contrib.operator import orders
+        from jobs.contrib.operator import store
         from jobs.store.databases import SideDatabase, home
 
         if using == home():
             with closing(SideDatabase(is_apart=False)) as side:
-                orders.prune(side)
+                store.prune(side)
 
     def selects(self) -> dict[str, Any]:
         from jobs.contrib.operator.selection import FIELDS

@@ -10,6 +10,7 @@ from django.utils.translation import gettext
 
 from jobs import store
 from jobs.contrib.operator import orders
+from jobs.contrib.operator.store import give
 from jobs.lifecycle import transitions
 from jobs.lifecycle.run import report
 from jobs.maintenance.zombies import end_backends
@@ -78,4 +79,4 @@ def _follow(job: Job, using: str, why: str) -> None:
 
 def _tell(job: Job, why: str) -> None:
     assert job.node_id is not None
-    orders.give(job.node_id, orders.KILL, f"the job {job.pk} is {why}", job.pk, job.lease)
+    give(job.node_id, orders.KILL, f"the job {job.pk} is {why}", job.pk, job.lease)

@@ -1,23 +1,13 @@
-"""What a person tells a worker, on whatever machine it is: rows that a thread of its supervisor reads within a second.
-
-They are written beside everybody's transactions. On SQLite the body that is to be killed holds the write lock of the
-main file.
-"""
+"""What a person tells a worker, on whatever machine it is: a thread of its supervisor reads the rows each second."""
 
 import os
 import signal
-import uuid
-from typing import NamedTuple
-
-from django.db import connections
-from django.db.models.constants import OnConflict
 
 from jobs.conf import conf
 from jobs.conf.logs import logger
+from jobs.contrib.operator.store import Told, delete, read
 from jobs.lifecycle import transitions
 from jobs.lifecycle.worker_state import KILLED, worker_state
-from jobs.models.values import scrub
-from jobs.store import databases
 from jobs.store.databases import SideDatabase
 from jobs.worker.supervisor import here
 
@@ -25,49 +15,8 @@ from jobs.worker.supervisor import here
 KILL = "kill"
 QUIET, RESUME, STOP = "quiet", "resume", "stop"
 
-#: Seconds for which a node looks for a run that it is to kill, and has not begun yet; and until others forget an order.
-PATIENCE, FORGOTTEN = 60.0, 3600.0
-
-_COLUMNS = ["id", "node", "what", "lease", "text", "at"]
-
-
-class Told(NamedTuple):
-    #: Of the job, or of the node itself.
-    key: uuid.UUID
-    what: str
-    lease: int | None
-    text: str
-    #: Seconds.
-    age: float
-
-
-def give(node: uuid.UUID, what: str, text: str, job: uuid.UUID | None = None, lease: int | None = None) -> None:
-    """Tell a node something. Of several words about itself the last one counts.
-
-    Parameters:
-        text: what, by whom, and why, in words.
-        job, lease: the run that is to be killed.
-    """
-    suffix = connections[databases.home()].ops.on_conflict_suffix_sql(_COLUMNS, OnConflict.UPDATE, _COLUMNS[1:], ["id"])
-    sql = f"INSERT INTO jobs_order ({', '.join(_COLUMNS)}) VALUES (%s, %s, %s, %s, %s, {{now}}) {suffix}"
-    with databases.side() as side:
-        side.execute(sql, (job or node).hex, node.hex, what, lease, scrub(text, 4000))
-
-
-def read(side: SideDatabase, node: uuid.UUID) -> list[Told]:
-    found = side.execute("SELECT id, what, lease, text, {now} - at FROM jobs_order WHERE node = %s", node.hex)
-    return [Told(uuid.UUID(str(key)), *rest) for key, *rest in found]
-
-
-def delete(side: SideDatabase, order: Told) -> None:
-    """Race: somebody kills a later run of the job at this moment, perhaps on another node."""
-    sql = "DELETE FROM jobs_order WHERE id = %s AND what = %s AND COALESCE(lease, 0) = %s"
-    side.execute(sql, order.key.hex, order.what, order.lease or 0)
-
-
-def prune(side: SideDatabase) -> None:
-    """Forget what was told to nodes that died before they read it."""
-    side.execute("DELETE FROM jobs_order WHERE at < {now} - %s", FORGOTTEN)
+#: Seconds for which a node looks for a run that it is to kill, and has not begun yet.
+PATIENCE = 60.0
 
 
 def obey(side: SideDatabase) -> None:

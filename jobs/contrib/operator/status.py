@@ -10,10 +10,11 @@ from django.db import Error
 from django.db.models import Count, OuterRef, Q, Subquery
 from django.db.models.functions import Now
 
-from jobs import extensions, store
+from jobs import extensions
 from jobs.conf import conf
+from jobs.contrib.operator.store import estimate, heads, running_by_node, scheduled
 from jobs.inspection import counts
-from jobs.inspection.counts import age_of, heads, scheduled, seconds_of, workers
+from jobs.inspection.counts import age_of, seconds_of, workers
 from jobs.lifecycle.transitions import PARKED
 from jobs.models import ENDED, HELD, LIVE, UNSUCCESSFUL, Cancellation, Job, Node, State
 from jobs.store import databases, identity
@@ -23,7 +24,7 @@ from jobs.store import databases, identity
 
 def nodes() -> list[dict[str, Any]]:
     """The workers that are not declared dead, oldest first, as JSON."""
-    running = counts.running_by_node()
+    running = running_by_node()
     return [_told(node, running) for node in workers()]
 
 
@@ -113,7 +114,7 @@ COUNTED = 100_000
 
 def _ended(using: str) -> tuple[dict[str, int], bool]:
     """How many jobs ended in each state, and whether these are estimates: of a long history the server's own."""
-    about, rows = store.of(using).estimate(), Job.objects.using(using)
+    about, rows = estimate(using), Job.objects.using(using)
     if sum(about.values()) < COUNTED:
         return dict(rows.filter(state__in=ENDED).values_list("state").annotate(Count("pk"))), False
     # Rare ones may be missing there, and have an index of their own.

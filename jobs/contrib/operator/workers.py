@@ -8,6 +8,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from jobs.contrib.operator import orders
+from jobs.contrib.operator.store import give
 from jobs.models import Node
 from jobs.operations import signed
 from jobs.operations.selection import DIGITS
@@ -34,7 +35,7 @@ def tell(key: uuid.UUID, verb: str, who: str = "", why: str = "") -> bool:
     """Tell a worker, which hears of it within a second; False: it is dead, or unknown."""
     if not Node.objects.using(databases.home()).filter(pk=key, dead_at=None).exists():
         return False
-    orders.give(key, verb, signed(f"the worker was told to {verb}", who, why))
+    give(key, verb, signed(f"the worker was told to {verb}", who, why))
     return True
 
 

@@ -26,7 +26,8 @@ from django.utils.translation import gettext_lazy as _
 
 from jobs import store
 from jobs.conf import conf
-from jobs.inspection.counts import MOST, Head, heads, in_line, late_after, paused, running_by_node, silence, workers
+from jobs.contrib.operator.store import Head, heads, running_by_node
+from jobs.inspection.counts import MOST, in_line, late_after, paused, silence, workers
 from jobs.lifecycle.transitions import PARKED, TASK, now_plus
 from jobs.maintenance.clock import LONGEST_TICK
 from jobs.models import AWAITING, LIVE, UNSUCCESSFUL, Cancellation, Job, Marker, Node, State, tables

@@ -16,6 +16,7 @@ from django.utils.translation import gettext
 
 from jobs import extensions, store
 from jobs.conf import conf
+from jobs.contrib.operator.store import asking
 from jobs.contrib.verify.rules import HISTORY, RULES, SHAPES, Rows, Rule, Search, View
 from jobs.inspection.counts import MOST, in_line
 from jobs.lifecycle.transitions import now_plus
@@ -107,7 +108,7 @@ def _look() -> View:
 @contextmanager
 def _asking(alias: str) -> Iterator[None]:
     try:
-        with store.of(alias).asking():
+        with asking(alias):
             yield
     except Error as exc:
         says = gettext("the database %(database)r cannot be verified: %(error)s")

@@ -18,6 +18,7 @@ from jobs.management.console.base import DRY_RUN, ID, MEND, JobsCommand, Subcomm
 from jobs.models import Job, State
 from jobs.operations.actions import OPERATIONS, Operation, Outcome
 from jobs.operations.selection import FIELDS, Selection, full_name, identify
+from jobs.store import databases
 
 WHICH = (
     option("--state", "all jobs in a state", choices=State.values),
@@ -117,14 +118,14 @@ def warn_of_unknown(out: JobsCommand, names: Iterable[str]) -> None:
     """A warning and no error: the first job of a queue, and its worker, may come later."""
     app = loaded_app()
     known = {*counts.paused(), *conf().QUEUES, *(queue for worker in counts.workers() for queue in worker.queues)}
-    for alias in conf().DATABASES:
-        known |= {head.queue for head in counts.heads(alias)}
-        for state in (State.SCHEDULED, State.RUNNING):
-            rows = Job.objects.using(alias).filter(state=state).values_list("queue", flat=True)
+    for live in (counts.in_line(), *(Job.objects.filter(state=state) for state in (State.SCHEDULED, State.RUNNING))):
+        for rows in databases.each(live.values_list("queue", flat=True)):
             known.update(rows[: counts.MOST])
     if app is not None:
         known |= {*app.amqp.queues, *filter(None, (getattr(each, "queue", None) for each in app.tasks.values()))}
     for name in names:
-        if name not in known:
+        # Behind many others its own may wait. No queue has a name with a NUL, which the caller refuses.
+        own = counts.in_line().filter(queue=name) if "\0" not in name else Job.objects.none()
+        if name not in known and not any(rows.exists() for rows in databases.each(own)):
             text = f"No worker, no job, no task and no setting knows a queue {name!r}{did_you_mean(name, known)}"
             out.warn(text, out.style.WARNING)

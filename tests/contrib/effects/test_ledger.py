@@ -16,9 +16,9 @@ from django.urls import reverse
 from django.utils import timezone
 
 from jobs.contrib.effects.operations import clear_up
+from jobs.contrib.operator.store import UNCOMPILED
 from jobs.contrib.verify.verify import verify
 from jobs.models import Cancellation, Effect, Job
-from jobs.store import postgresql
 from tests.helpers.plans import analyze, numbers, plan
 from tests.helpers.rows import ERROR, let_heartbeat, make, make_node
 
@@ -311,7 +311,7 @@ def test_what_is_not_settled_is_found_by_its_index_however_long_the_history_is(c
     with CaptureQueriesContext(connection) as queries:
         finding()
     # Django asks MariaDB for a table's columns by "SELECT *".
-    asked = [query["sql"].removeprefix(f"{postgresql.UNCOMPILED}; ") for query in queries]
+    asked = [query["sql"].removeprefix(f"{UNCOMPILED}; ") for query in queries]
     statements = [sql for sql in asked if re.search("SELECT [^*].* FROM .jobs_effect.", sql)]
     assert len(statements) >= 2
     for sql in statements:

@@ -16,6 +16,7 @@ from jobs.calling import calls
 from jobs.contrib.history import days
 from jobs.contrib.history import store as partitions
 from jobs.contrib.operator import problems, status
+from jobs.contrib.operator.store import HEADS
 from jobs.lifecycle import claims, transitions
 from jobs.maintenance import prune
 from jobs.maintenance.prune import Prune
@@ -308,7 +309,7 @@ def test_hot_statements_plan_the_partition_of_what_lives_alone(old_day):
         "renew": (postgresql.RENEW, renew),
         "succeed": (postgresql.SUCCEED.format(*given), None),
         "look": (f"SELECT {postgresql.base.READY}", ["celery", "celery"]),
-        "heads": (postgresql.base.HEADS, None),
+        "heads": (HEADS, None),
     }
     for name, (sql, params) in hot.items():
         text = plan(sql, params)

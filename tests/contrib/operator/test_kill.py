@@ -15,7 +15,7 @@ from django.db import DatabaseError, OperationalError, connection, connections, 
 from django.db.models.functions import Now
 from django.urls import reverse
 
-from jobs.contrib.operator import kill, orders
+from jobs.contrib.operator import kill, orders, store
 from jobs.contrib.sessions.store import RUNS
 from jobs.contrib.why import explain as why
 from jobs.lifecycle import transitions
@@ -51,7 +51,7 @@ def killed(key: object) -> Job:
 
 def obeyed(worker: Worker) -> None:
     """Wait until the worker has read all that it was told so far."""
-    orders.give(worker.node.pk, orders.QUIET, "quiet")
+    store.give(worker.node.pk, orders.QUIET, "quiet")
     wait_for(lambda: Node.objects.get(pk=worker.node.pk).queues == [], 10, "the worker is quiet")
 
 
@@ -88,8 +88,8 @@ def test_a_process_that_has_gone_on_to_another_job_is_not_killed(tmp_path, body)
         second = tasks.waits.delay("second", *body)
         pid = begun(second, tmp_path)
         # What ran here before, and a run of this very job that was, or is to come.
-        orders.give(worker.node.pk, orders.KILL, "late", uuid.UUID(first.id), 1)
-        orders.give(worker.node.pk, orders.KILL, "of another run", uuid.UUID(second.id), 2)
+        store.give(worker.node.pk, orders.KILL, "late", uuid.UUID(first.id), 1)
+        store.give(worker.node.pk, orders.KILL, "of another run", uuid.UUID(second.id), 2)
         obeyed(worker)
         assert is_alive(pid)
         (tmp_path / "gate").touch()
@@ -115,7 +115,7 @@ def test_the_worker_ends_the_job_if_whoever_killed_it_is_gone(tmp_path, body):
     with Worker(concurrency=1) as worker:
         result = tasks.gated.delay("a", *body)
         begun(result, tmp_path)
-        orders.give(worker.node.pk, orders.KILL, "killed by somebody", uuid.UUID(result.id), 1)
+        store.give(worker.node.pk, orders.KILL, "killed by somebody", uuid.UUID(result.id), 1)
         wait_state(result.id, "cancelled")
     assert (killed(result.id).error["message"], effects()) == ("killed by somebody", {})
 
@@ -137,14 +137,14 @@ def test_a_later_order_for_the_same_job_is_not_deleted_with_an_earlier_one():
     """Race: a job that was killed here was retried, runs elsewhere, and is killed again before the first is over."""
     key, here, there = uuid.uuid4(), uuid.uuid4(), uuid.uuid4()
     with databases.side() as side:
-        orders.give(here, orders.KILL, "first", key, 1)
-        [first] = orders.read(side, here)
-        orders.give(there, orders.KILL, "second", key, 2)
-        orders.delete(side, first)
-        [second] = orders.read(side, there)
+        store.give(here, orders.KILL, "first", key, 1)
+        [first] = store.read(side, here)
+        store.give(there, orders.KILL, "second", key, 2)
+        store.delete(side, first)
+        [second] = store.read(side, there)
         assert second.text == "second"
-        orders.delete(side, second)
-        assert orders.read(side, there) == []
+        store.delete(side, second)
+        assert store.read(side, there) == []
 
 
 def test_what_waits_or_has_ended_is_not_killed(capsys):

@@ -10,7 +10,7 @@ from celery import current_app
 from django.core.management import CommandError, call_command
 from django.urls import reverse
 
-from jobs.contrib.operator import orders, status
+from jobs.contrib.operator import orders, status, store
 from jobs.contrib.why import explain as why
 from jobs.models import Node
 from jobs.store import databases
@@ -46,7 +46,7 @@ def test_a_button_tells_a_worker(staff, verb):
     response = client.post(reverse("admin:jobs_node_tell", args=[node.pk]), form, follow=True)
     assert "obeys within a second" in " ".join(map(str, response.context["messages"]))
     with databases.side() as side:
-        [told] = orders.read(side, node.pk)
+        [told] = store.read(side, node.pk)
     assert (told.what, told.text) == (verb, f"the worker was told to {verb} by ada (a test)")
 
 
