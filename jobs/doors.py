@@ -124,8 +124,8 @@ class Extension:
     def heard(self, told: Collection[str] | None) -> None:
         """The supervisor was notified of these queues, or ends (None: anything may be new). Wakes its threads."""
 
-    #: SQL for true or false, by name, in the clock's one look at a database: ``{epoch}`` is its time, and what stands
-    #: behind ``{rare}`` is asked seldom if its looks are slow.
+    #: Whether there are such rows, by name, in the clock's one look at a database: a table, and a condition in SQL.
+    #: ``{epoch}`` is its time, and what stands behind ``{rare}`` is asked seldom if its looks are slow.
     looks: Mapping[str, str] = {}
     #: Commands of Celery's remote control. Each gets Celery's own, too; what asks a database is ``supervisor.do()``.
     controls: Mapping[str, Callable[..., Any]] = {}

@@ -29,8 +29,8 @@ _WAITS = f"order_key IS NOT NULL AND order_position IS NOT NULL AND {_LIVE} AND 
 
 #: What the clock asks of each database (``Extension.looks``).
 LOOKS = {
-    "is_told": "EXISTS (SELECT 1 FROM jobs_event WHERE relayed_at IS NULL AND received_at IS NULL)",
-    "is_behind": f"{{rare}} AND EXISTS (SELECT 1 FROM jobs_job WHERE {_WAITS})",
+    "is_told": "jobs_event WHERE relayed_at IS NULL AND received_at IS NULL",
+    "is_behind": f"jobs_job WHERE {{rare}} AND {_WAITS}",
 }
 
 

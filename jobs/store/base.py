@@ -363,7 +363,7 @@ class Store:
         words = {"now": self.now, "epoch": self.epoch, "rare": "1 = 1" if since is None else "1 = 0"}
         words["due"] = f"AND run_at >= '{since.due}'" if since and since.due else ""
         words["late"] = f"AND expires_at >= '{since.late}'" if since and since.late else ""
-        asked = "".join(f", {look.format(**words)}" for look in more)
+        asked = "".join(f", (SELECT 1 FROM {rows.format(**words)} LIMIT 1) IS NOT NULL" for rows in more)
         sql, names = self._ready(queues, is_short=since is not None)
         [found] = self.ask(LOOK.format(**words, ready=sql, more=asked), *names)
         now, due, late, is_asked, is_parked, is_ready, *rest = found

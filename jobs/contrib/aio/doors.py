@@ -9,7 +9,7 @@ from jobs.doors import Extension
 
 
 class Aio(Extension):
-    looks = {"is_asked_to_end": "EXISTS (SELECT 1 FROM jobs_cancellation)"}
+    looks = {"is_asked_to_end": "jobs_cancellation"}
 
     def called(self, task: type[Any]) -> None:
         # When all that are told of a declaration have had their part in its function.

@@ -17,7 +17,7 @@ def _is_open(using: str) -> Any:
 
 
 class Batches(Extension):
-    looks = {"open_batches": "EXISTS (SELECT 1 FROM jobs_batch WHERE ended_at IS NULL)"}
+    looks = {"open_batches": "jobs_batch WHERE ended_at IS NULL"}
     needed = (_is_open, _("its batch has not ended, and counts it; try when it has"))
 
     @property

@@ -299,7 +299,7 @@ def shortened(sql: str) -> str:
     """The statement in one line. The columns that it reads are left out."""
     text = " ".join(sql.split())
     if text.startswith("SELECT") and " FROM " in text:
-        text = f"SELECT ... {text[text.index(' FROM ') + 1 :]}"
+        text = "SELECT ..." + text[text.index(" FROM ") :]
     return Truncator(text).chars(120, truncate="...")
 
 

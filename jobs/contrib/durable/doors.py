@@ -23,9 +23,7 @@ class Durable(Extension):
         "durable": ("True or False", (bool,)),
         "deadline": ("a timedelta, or a number of seconds", (datetime.timedelta, int, float)),
     }
-    looks = {
-        "signals": "EXISTS (SELECT 1 FROM jobs_signal WHERE taken_by IS NULL AND look_until > {epoch})",
-    }
+    looks = {"signals": "jobs_signal WHERE taken_by IS NULL AND look_until > {epoch}"}
 
     def declared(self, task: Any) -> None:
         task.durable, task.deadline = getattr(task, "durable", False), getattr(task, "deadline", None)

@@ -57,10 +57,7 @@ class Rotation:
 
     @property
     def _share(self) -> str:
-        if self.size == 1:
-            return "1"
-        # As many rounds as it takes to get as many as are asked for: who is alone gets all.
-        return f"least({self.size}, turn.weight * ceil({self.size}.0 / (SELECT sum(weight) FROM turn)))::int"
+        return "1" if self.size == 1 else store.SHARE.format(size=self.size)
 
     @property
     def _values(self) -> dict[str, Any]:

@@ -51,6 +51,8 @@ FROM turn CROSS JOIN LATERAL (
 ) AS job"""
 
 _WEIGHT = "CASE WHEN place = 0 THEN %(fair_left)s::int ELSE coalesce((%(fair_weights)s::jsonb ->> key)::int, 1) END"
+#: How many of each key: as many rounds as it takes to get as many as are asked for. Who is alone gets all.
+SHARE = "least({size}, turn.weight * ceil({size}.0 / (SELECT sum(weight) FROM turn)))::int"
 #: The order of what a claim takes.
 ROUND = "(number - 1) / weight, place"
 

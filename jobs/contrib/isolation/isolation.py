@@ -67,7 +67,7 @@ IN_STEP = "make it a step of its own, with effect=True"
 OUTSIDE = "do it in a step: self.step(name, function, ...), with effect=True if it leaves the database"
 
 #: A statement that writes, and its table; and what a new row of some of our tables is.
-WRITE = re.compile(r"""\s*(INSERT|REPLACE|UPDATE|DELETE)\b(?: IGNORE)?(?: INTO| FROM)?\s+["`]?(\w+)""", re.I)
+WRITE = re.compile(r"""\s*(insert|replace|update|delete)\b(?: ignore)?(?: into| from)?\s+["`]?(\w+)""", re.I)
 CALLS = {"jobs_job": "the call of a task", "jobs_signal": "a signal", "jobs_event": "an event"}
 
 #: The methods of a cache that write; the last ones are of some backends only.

@@ -463,7 +463,7 @@ def publish() -> None:
 def ticked(answers: Mapping[str, Mapping[str, Any]]) -> None:
     """Tell this worker's processes what is held back, and what was set by hand."""
     worker_state.holds = any(each["holds"] for each in answers.values())
-    if any(each["may_open"] for each in answers.values()):
+    if any(each["may_open"] or each["is_far"] for each in answers.values()):
         wakeup.send()
     if worker_state.limits or answers.get(databases.home(), {}).get("is_limited"):
         publish()

@@ -21,12 +21,11 @@ from jobs.store.sessions import literal, session_of
 
 #: What the clock asks (``Extension.looks``).
 LOOKS = {
-    "is_limited": "EXISTS (SELECT 1 FROM jobs_limit)",
-    "holds": "EXISTS (SELECT 1 FROM jobs_rate_limiter WHERE look_at IS NOT NULL)",
-    "may_open": """
-            (SELECT 1 FROM jobs_rate_limiter WHERE look_at <= {epoch} ORDER BY look_at LIMIT 1) IS NOT NULL
-            OR (SELECT 1 FROM jobs_rate_limiter WHERE look_at > {epoch} + 61
-                ORDER BY look_at DESC LIMIT 1) IS NOT NULL""",
+    "is_limited": "jobs_limit",
+    "holds": "jobs_rate_limiter WHERE look_at IS NOT NULL",
+    "may_open": "jobs_rate_limiter WHERE look_at <= {epoch} ORDER BY look_at",
+    #: Later than any is set: the clock went back.
+    "is_far": "jobs_rate_limiter WHERE look_at > {epoch} + 61 ORDER BY look_at DESC",
 }
 
 _NOW = "EXTRACT(EPOCH FROM statement_timestamp())::float8"
