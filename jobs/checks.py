@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
@@ -16,11 +16,8 @@ from django.db import connections, router
 
 from jobs import conf as project
 from jobs import extensions, store
-from jobs.conf import conf, import_tasks, is_ours, private, problems
+from jobs.conf import Celery, conf, import_tasks, is_ours, private, problems
 from jobs.models import Job, tables
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 #: What each check says -> the cure. E is an error, with which no worker starts; W is a warning.
 MESSAGES = """

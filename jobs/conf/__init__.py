@@ -14,7 +14,8 @@ from importlib import import_module
 from inspect import signature
 from typing import Any, cast, get_args
 
-from celery import Celery, current_app
+from celery import Celery as Celery
+from celery import current_app
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
@@ -392,9 +393,15 @@ def celery_settings(broker_url: str = "jobs://", prefix: str = "") -> dict[str, 
 # The project's Celery app, where nobody hands it over: commands, checks, rescue
 
 
+def app_here() -> Celery:
+    """The app of this process: the project's, or Celery's fallback."""
+    app: Celery = current_app._get_current_object()
+    return app
+
+
 def celery_app() -> Celery | None:
     """The app that the project made; None if there is only Celery's fallback, which knows no task and no broker."""
-    app: Celery = current_app._get_current_object()
+    app = app_here()
     return None if app.main == "default" and not app.set_as_current else app
 
 

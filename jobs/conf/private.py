@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from importlib import import_module
 from importlib.metadata import version
 from operator import attrgetter
-from platform import python_version
 from typing import Any
 
 from jobs import extensions
@@ -111,18 +110,8 @@ def missing() -> list[str]:
     return [f"{name} ({purpose})" for name, parameters, purpose in entries() if not _is_there(name, parameters)]
 
 
-def untested() -> list[str]:
-    """What is here of another minor release than the tests have seen."""
-    here = {name: python_version() if name == "Python" else version(name) for name in TESTED}
-    return [f"{name} {here[name]}" for name, tested in TESTED.items() if _minor(here[name]) not in tested]
-
-
 def tested() -> str:
     return ", ".join(f"{name} {' or '.join(releases)}" for name, releases in TESTED.items())
-
-
-def _minor(release: str) -> str:
-    return ".".join(release.split(".")[:2])
 
 
 def _is_there(name: str, parameters: list[str] | None) -> bool:

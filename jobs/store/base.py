@@ -429,10 +429,6 @@ class Store:
         """
         return [], set()
 
-    def out_of_reach(self) -> tuple[str, list[str]]:
-        """The role that this process logs in with, and those of other workers whose sessions it may not end."""
-        return "", []
-
     @contextmanager
     def watched(self, job: Job, seconds: float) -> Iterator[list[Any]]:
         """Not empty if the block waits, after so many seconds, for the run: it is paused before its commit, say.

@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from celery.contrib.abortable import ABORTED
 from django.db import connections
 from django.db.models.constants import OnConflict
 
@@ -21,8 +20,8 @@ from jobs.store.databases import SideDatabase, home, patiently
 _COLUMNS = ["id", "meta", "lease", "expires_at"]
 
 
-#: How Celery's backends begin what they keep of a task.
-_BEGINS = '{"status": "'
+#: How Celery's backends begin what they keep of a task that ``AbortableAsyncResult.abort()`` was called of.
+_ABORTED = '{"status": "ABORTED%'
 
 #: Whether what is there is of no job, or of an earlier run; or of this one.
 _EARLIER = "jobs_stored_result.lease IS NULL OR jobs_stored_result.lease < excluded.lease"
@@ -43,7 +42,7 @@ def write_said(side: SideDatabase, text: bytes) -> None:
     sql, values = _upsert(), [key, meta, lease, expires or None]
     if of(home()).compares:
         sql += f" WHERE {_EARLIER} OR ({_SAME} AND jobs_stored_result.meta NOT LIKE %s)"
-        values.append(f"{_BEGINS}{ABORTED}%")
+        values.append(_ABORTED)
     side.execute(sql, *values)
 
 

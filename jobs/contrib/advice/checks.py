@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.metadata import version
+from platform import python_version
 from typing import Any
 
 from celery.utils.functional import maybe_list
@@ -143,7 +145,9 @@ def _unknown_transport(url: str) -> str:
 
 @OF_WORKER.append
 def unusual(worker: Any) -> Iterator[CheckMessage]:
-    if untested := private.untested():
+    here = {name: python_version() if name == "Python" else version(name) for name in private.TESTED}
+    minor = {name: ".".join(release.split(".")[:2]) for name, release in here.items()}
+    if untested := [f"{name} {here[name]}" for name, tested in private.TESTED.items() if minor[name] not in tested]:
         yield say("W022", names=", ".join(untested), tested=private.tested())
     pool = pool_of(worker)
     for alias in conf().DATABASES if pool in ("thread", "solo") else ():

@@ -22,7 +22,6 @@ from functools import partial, wraps
 from multiprocessing.connection import Connection
 from typing import Any
 
-from celery import current_app
 from django.core.mail import EmailMessage
 from django.core.mail.backends.locmem import EmailBackend
 from django.db import connections
@@ -30,7 +29,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 from django.utils.text import Truncator
 
-from jobs.conf import syncpoints
+from jobs.conf import app_here, syncpoints
 from jobs.contrib.isolation import isolation
 from jobs.execution import pipeline
 from jobs.inspection.frames import own_line
@@ -120,7 +119,7 @@ class Recorder:
                 _around(owner, name, partial(self._caching, name))
         # This sends several mails at once.
         _around(EmailBackend, "send_messages", self._mailing)
-        current_app.amqp.send_task_message = self._sending
+        app_here().amqp.send_task_message = self._sending
 
     def tell(self, said: Any) -> None:
         """Tell the parent: an operation, or attributes of :class:`jobs.contrib.crashtest.child.Child`."""

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from celery import current_app
 from django.db import transaction
 
+from jobs.conf import app_here
 from jobs.contrib.durable import signals
 from jobs.contrib.durable.history import wake_parent
 from jobs.contrib.durable.models import Signal, Step
@@ -26,7 +26,7 @@ def after_child(job: Any) -> None:
 
 def of(job: Any, error: Mapping[str, Any]) -> Callable[[], None] | None:
     """What to write in the transaction that ends a job without success."""
-    using, task = str(job._state.db), current_app.tasks.get(job.task)
+    using, task = str(job._state.db), app_here().tasks.get(job.task)
     if task is not None and not getattr(task, "durable", False):
         return None if getattr(job, "batch_id", None) is None else lambda: after_child(job)
     steps, batch_id = Step.objects.using(using).filter(job=job.pk), getattr(job, "batch_id", None)

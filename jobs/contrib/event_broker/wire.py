@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from celery import current_app
-
+from jobs.conf import app_here
 from jobs.events.models import TRACE
 from jobs.models.values import decoded, jsonable, parse_uuid
 
@@ -76,7 +75,7 @@ def encode(message: Message) -> tuple[bytes, dict[str, Any]]:
 
 def encode_celery(message: Message) -> tuple[bytes, dict[str, Any]]:
     """The same as a Celery task (protocol 2), for services with celery-amqp-events. Its headers tell the rest to us."""
-    task = current_app.amqp.as_task_v2(message.id, message.name, message.args, message.data)
+    task = app_here().amqp.as_task_v2(message.id, message.name, message.args, message.data)
     properties = _properties(message)
     properties["headers"] |= task.headers
     return _json(task.body), {**properties, "correlation_id": message.id}

@@ -7,12 +7,11 @@ from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from celery import Celery, current_app
 from django.db import transaction
 from django.db.models import QuerySet
 from django.utils.translation import gettext
 
-from jobs.conf import did_you_mean
+from jobs.conf import Celery, app_here, did_you_mean
 from jobs.contrib.event_operator.store import names
 from jobs.events import relay
 from jobs.events.models import Event, Subscription
@@ -100,7 +99,7 @@ def replay_by(using: str, keys: Sequence[uuid.UUID], to: str, again: bool, by: s
     """Replay these events, and note in the history of each who did it, and why."""
     # No transaction is open while the broker is waited for: on SQLite nobody else could write.
     with transaction.atomic(using=using) if to in services(using) else nullcontext():
-        done = replay(current_app, select(using, keys=keys), to, again)
+        done = replay(app_here(), select(using, keys=keys), to, again)
         says = ": ".join(filter(None, [f"to {to}" + (", once more" if again else ""), why]))
         note = {"what": "replay", "by": scrub(by, 150), "why": scrub(says, 1000)}
         Action.objects.using(using).bulk_create(Action(job=key, **note) for key in keys)

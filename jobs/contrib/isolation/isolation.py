@@ -21,14 +21,13 @@ from fnmatch import fnmatchcase
 from functools import cache, wraps
 from typing import Any
 
-from celery import Celery
 from django.conf import settings
 from django.core.cache import caches
 from django.core.mail import EmailMessage
 from django.db import connections
 from django.db.transaction import Atomic
 
-from jobs.conf import conf
+from jobs.conf import Celery, conf
 from jobs.errors import NotIsolated, NotIsolatedWarning
 from jobs.lifecycle.run import current_run
 from jobs.models import tables

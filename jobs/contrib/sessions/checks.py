@@ -6,6 +6,7 @@ from django.core.checks import CheckMessage
 
 from jobs import store
 from jobs.checks import OF_DATABASE, add_texts, say
+from jobs.contrib.sessions.store import WithSessions
 from jobs.maintenance.zombies import CURE
 
 add_texts("""
@@ -18,6 +19,7 @@ W031 In the database {alias!r} this process logs in as {role}, and other workers
 @OF_DATABASE.append
 def out_of_reach(alias: str) -> Iterator[CheckMessage]:
     """Whether a worker can end what others leave behind."""
-    role, others = store.of(alias).out_of_reach()
+    at = store.of(alias)
+    role, others = at.out_of_reach() if isinstance(at, WithSessions) else ("", [])
     if others:
         yield say("W031", alias=alias, role=role, others=set(others), cure=CURE.format(role=role))

@@ -98,6 +98,7 @@ class WithSessions(PostgreSQL):
         return [key for key, *_, is_done in found if is_done], kept
 
     def out_of_reach(self) -> tuple[str, list[str]]:
+        """The role that this process logs in with, and those of other workers whose sessions it may not end."""
         try:
             pids = [pid for [pid] in self.ask(SESSIONS) if pid is not None]
         except ProgrammingError:
