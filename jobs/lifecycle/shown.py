@@ -6,7 +6,7 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 
 from jobs import extensions
-from jobs.conf import conf
+from jobs.conf import celery_app, conf
 from jobs.models import Job
 from jobs.models.values import decoded
 
@@ -73,6 +73,17 @@ class Shown:
 
 def shown(job: Job) -> Shown:
     return _kind()(job)
+
+
+def names_of(task: str, count: int) -> list[str]:
+    """The names of a call's first arguments, which it gives by their place, as far as this process knows the task."""
+    known: Any = getattr(celery_app(), "tasks", {}).get(task)
+    if not getattr(known, "is_transactional", False):
+        return []
+    parameters = known.body_signature.parameters.values()
+    names = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    rest = [each.name for each in parameters if each.kind is each.VAR_POSITIONAL]
+    return (names + rest * count)[:count]
 
 
 def veil(rows: Iterable[Any]) -> None:

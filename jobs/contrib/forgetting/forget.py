@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from django.db import transaction
-from django.db.models import QuerySet
+from django.db.models import F, QuerySet
 from django.utils.translation import gettext
 
 from jobs import extensions
@@ -47,48 +47,49 @@ def forget(tags: Mapping[str, Any], by: str = "", reason: str = "", dry_run: boo
 
     If something is left (it runs, or nobody knows what became of a call) nothing is deleted: try again when it is over.
     """
-    every = [(alias, _families(tags, alias)) for alias in conf().DATABASES]
+    levels = _families(tags)
     if not dry_run:
         cancel = OPERATIONS["cancel"].told("", by, reason)
-        for alias, levels in every:
-            for key in (key for keys in levels for key in _live(keys, alias)):
-                cancel.attempt(key)
+        for key in (key for keys, alias in levels for key in _live(keys, alias)):
+            cancel.attempt(key)
         # What a body called before it ended belongs to them as well.
-        every = [(alias, _families(tags, alias)) for alias in conf().DATABASES]
+        levels = _families(tags)
     left: dict[str, str] = {}
-    for alias, levels in every:
-        for keys in levels:
-            left |= _in_the_way(keys, alias, dry_run)
-    counts = [_count(keys, alias) for alias, levels in every for keys in levels]
+    for keys, alias in levels:
+        left |= _in_the_way(keys, alias, dry_run)
+    counts = [_count(keys, alias) for keys, alias in levels]
     jobs, markers, effects, events = (sum(column) for column in zip(*counts, strict=True)) if counts else (0,) * 4
     if not dry_run and not left:
         jobs = 0
-        for alias, levels in every:
-            # The deepest first: until the end the others lead to what is left after a kill.
-            for part in (part for keys in reversed(levels) for part in _parts(keys)):
-                try:
-                    jobs += _delete(part, alias)
-                except GoesOn as exc:
-                    return Forgotten(jobs, markers, effects, events, exc.left)
+        # The deepest first: until the end the others lead to what is left after a kill.
+        for part, alias in ((part, alias) for keys, alias in reversed(levels) for part in _parts(keys)):
+            try:
+                jobs += _delete(part, alias)
+            except GoesOn as exc:
+                return Forgotten(jobs, markers, effects, events, exc.left)
         about = {"action": "forgotten", "by": by, "why": reason, "jobs": jobs}
         logger.info("what jobs kept of a tag was deleted by %s: %s", by or "somebody", reason or "-", extra=about)
     return Forgotten(jobs, markers, effects, events, left)
 
 
-def _families(tags: Mapping[str, Any], using: str) -> list[list[uuid.UUID]]:
-    """The ids of the jobs, level by level: the first have the tags, each further one was called by the one before."""
-    found, seen = list[list[uuid.UUID]](), set[uuid.UUID]()
-    keys = list(Job.objects.using(using).filter(tags__have=tags).values_list("pk", flat=True))
-    while keys := [key for key in keys if key not in seen]:
-        seen.update(keys)
-        found.append(keys)
-        callers = keys + [event.uuid for events in _events(keys, using) for event in events.only("uuid")]
-        keys = [key for part in _parts(callers) for key in _children(part, using)]
+def _families(tags: Mapping[str, Any]) -> list[tuple[list[uuid.UUID], str]]:
+    """The ids of the jobs, and their database, level by level: the first have the tags, each further one was called by
+    the one before, wherever the call went."""
+    found, seen = list[tuple[list[uuid.UUID], str]](), set[uuid.UUID]()
+    level = {alias: _ids(alias, tags__have=tags) for alias in conf().DATABASES}
+    while any(level.values()):
+        callers = list[uuid.UUID]()
+        for alias, keys in level.items():
+            seen.update(keys)
+            found.append((keys, alias))
+            callers += keys + [event.uuid for events in _events(keys, alias) for event in events.only("uuid")]
+        children = {alias: (_ids(alias, parent_id__in=part) for part in _parts(callers)) for alias in level}
+        level = {alias: [key for part in parts for key in part if key not in seen] for alias, parts in children.items()}
     return found
 
 
-def _children(callers: Sequence[uuid.UUID], using: str) -> Iterator[uuid.UUID]:
-    yield from Job.objects.using(using).filter(parent_id__in=callers).values_list("pk", flat=True)
+def _ids(using: str, **which: Any) -> list[uuid.UUID]:
+    return list(Job.objects.using(using).filter(**which).values_list("pk", flat=True))
 
 
 def _parts(keys: Sequence[uuid.UUID]) -> Iterator[Sequence[uuid.UUID]]:
@@ -114,6 +115,16 @@ def _calls(keys: Sequence[uuid.UUID], using: str) -> Iterator[QuerySet[Any]]:
             yield Effect.objects.using(using).filter(job__in=part)
 
 
+def _chords(jobs: Sequence[str], using: str) -> QuerySet[Any] | None:
+    """The chords that keep a result of these jobs, as Celery knows them; None where there are none."""
+    if "jobs.contrib.canvas" not in extensions.present():
+        return None
+    from jobs.contrib.canvas.models import Chord, ChordPart
+
+    parts = ChordPart.objects.filter(task_id__in=jobs)
+    return Chord.objects.using(using).filter(pk__in=parts.values("chord"))
+
+
 def _live(keys: Sequence[uuid.UUID], using: str) -> list[uuid.UUID]:
     live = Job.objects.using(using).filter(state__in=LIVE).values_list("pk", flat=True)
     return [key for part in _parts(keys) for key in live.filter(pk__in=part)]
@@ -126,6 +137,9 @@ def _in_the_way(keys: Sequence[uuid.UUID], using: str, dry_run: bool) -> dict[st
         # A rehearsal cancels nothing; what waits would be.
         for job in jobs.filter(state__in=["running"] if dry_run else LIVE):
             found[str(job.pk)] = gettext("has not ended: it was asked to, try again when it has")
+        waiting = _chords([job.task_id for job in jobs.only("pk", "options")], using)
+        for chord in () if waiting is None else waiting.filter(size__gt=F("done") + F("failed")):
+            found[chord.pk] = gettext("it is a chord that has not ended, and has results of these jobs: try again then")
         for keep, why in extensions.through("needed"):
             if (needed := keep(using)) is not None:
                 found |= {str(job.pk): str(why) for job in jobs.filter(needed, state__in=ENDED)}
@@ -166,6 +180,9 @@ def _delete(keys: Sequence[uuid.UUID], using: str) -> int:
                 Action.objects.using(using).filter(job__in=[event.uuid for event in events])._raw_delete(using)
                 events._raw_delete(using)
             Marker.objects.using(using).filter(job__in=keys)._raw_delete(using)
+            if (chords := _chords(ids, using)) is not None:
+                # Those that have failed. Whoever runs their parts again gets no body that lacks a result.
+                chords.delete()
             for calls in _calls(keys, using):
                 calls._raw_delete(using)
         for key in ids:

@@ -181,7 +181,7 @@ def _watch_writes(execute: Callable[..., Any], sql: Any, params: Any, many: bool
     outside = _outside.get()
     if outside is not None and outside() and (found := WRITE.match(str(sql))):
         verb, table = found[1].upper(), found[2]
-        if table not in _ours():
+        if table not in own_tables():
             check("database", f"{verb} of the table {table}")
         elif verb == "INSERT" and table in CALLS:
             check("call", CALLS[table])
@@ -189,7 +189,7 @@ def _watch_writes(execute: Callable[..., Any], sql: Any, params: Any, many: bool
 
 
 @cache
-def _ours() -> frozenset[str]:
+def own_tables() -> frozenset[str]:
     return frozenset(model._meta.db_table for model in tables())
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from django.utils.module_loading import import_string
 
-from jobs.conf import celery_app, conf
+from jobs.conf import conf
 from jobs.conf.logs import logger
-from jobs.lifecycle.shown import BLANK, HIDDEN, TEXTS, Shown
+from jobs.lifecycle.shown import BLANK, HIDDEN, TEXTS, Shown, names_of
 from jobs.models import Job
 from jobs.models.values import CUT, decoded, safe_repr
 
@@ -61,8 +61,8 @@ class Redacted(Shown):
 
     @cached_property
     def args(self) -> list[Any]:
-        names = _names(self.job)
         args = self.job.args if isinstance(self.job.args, list) else [HIDDEN]
+        names = names_of(self.job.task, len(args))
         names += map(str, range(len(names), len(args)))
         return list(map(self._redacted, names, args))
 
@@ -205,14 +205,3 @@ def _without(values: Any, *names: str) -> Any:
         return HIDDEN
     found = values | {name: HIDDEN for name in names if name in values}
     return found | {"headers": _without(values["headers"], *TEXTS)} if "headers" in values else found
-
-
-def _names(job: Job) -> list[str]:
-    """The names of the positional arguments, as far as this process knows the task."""
-    task: Any = getattr(celery_app(), "tasks", {}).get(job.task)
-    if not getattr(task, "is_transactional", False):
-        return []
-    parameters = task.body_signature.parameters.values()
-    names = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-    rest = [each.name for each in parameters if each.kind is each.VAR_POSITIONAL]
-    return names + rest * len(job.args)

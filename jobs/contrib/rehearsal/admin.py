@@ -6,8 +6,10 @@ import json
 import uuid
 from typing import Any
 
+from django.apps import apps
 from django.contrib import messages
 from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.auth import get_permission_codename
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import get_object_or_404
 from django.template.response import TemplateResponse
@@ -42,10 +44,22 @@ def _rehearse(self: Any, request: HttpRequest, key: uuid.UUID) -> HttpResponse:
     except Refused as exc:
         messages.warning(request, str(exc))
         return HttpResponseRedirect(back)
+    _hide_fields(request, found)
     shared = {**self.admin_site.each_context(request), "opts": self.opts, "media": self.media}
     words = {"title": gettext("What it would do"), "job": job, "back": back, "found": found}
     words["lines"] = "\n".join(lines(json.loads(json.dumps(found, default=str)))[1:])
     return TemplateResponse(request, template_of("rehearsal.html", __file__), {**shared, **words})
+
+
+def _hide_fields(request: HttpRequest, found: dict[str, Any]) -> None:
+    """Of the rows of models that the person may not see only their keys are shown."""
+    for row in found["rows"]:
+        about = apps.get_model(row["model"])._meta
+        names = [get_permission_codename(action, about) for action in ("view", "change")]
+        if not any(request.user.has_perm(f"{about.app_label}.{name}") for name in names):
+            row["fields"] = {}
+            note = gettext("Fields of models that you may not see are left out.")
+            found["notes"] = list(dict.fromkeys([*found["notes"], note]))
 
 
 JobAdmin.rehearse = _rehearse  # type: ignore[attr-defined]

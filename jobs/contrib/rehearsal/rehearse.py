@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
-from celery.exceptions import Retry
+from celery.exceptions import Ignore, Retry
 from django.db import Error, connections, transaction
 from django.db.models import F
 from django.db.models.functions import Now
@@ -25,7 +25,7 @@ from jobs.contrib.isolation.isolation import stopped
 from jobs.contrib.rehearsal.watching import Watch
 from jobs.errors import Busy, NotIsolated, Snooze
 from jobs.execution import pipeline, tracer
-from jobs.lifecycle.run import Run, current
+from jobs.lifecycle.run import NotHere, Run, current
 from jobs.lifecycle.shown import shown
 from jobs.models import Job, Node, State
 from jobs.models.values import decoded, safe_repr
@@ -59,8 +59,9 @@ def rehearse(key: uuid.UUID, app: Any) -> dict[str, Any]:
     """What the body of this job would do now, as JSON data; whatever it did is rolled back.
 
     Returns:
-        ``outcome`` (``succeeds``, ``fails``, ``retries`` or ``snoozes``), ``result`` or ``error``, ``tables`` and
-        ``rows``, ``jobs``, ``events``, ``tried`` (what leaves a database, and was stopped), ``on_commit``, ``notes``.
+        ``outcome`` (``succeeds``, ``fails``, ``retries``, ``snoozes`` or ``cancels``), ``result`` or ``error``,
+        ``tables`` and ``rows``, ``jobs``, ``events``, ``tried`` (what leaves a database, and was stopped),
+        ``on_commit``, ``notes``.
 
     Raises:
         Refused: there is no such job, or its body cannot be run so.
@@ -195,7 +196,8 @@ def _go(run: Run) -> dict[str, Any]:
             # What a COMMIT would check.
             connections[run.using].check_constraints()
     except Exception as exc:
-        outcome = "retries" if isinstance(exc, Retry) else "snoozes" if isinstance(exc, Snooze | Busy) else "fails"
+        kinds: dict[str, Any] = {"retries": Retry, "snoozes": Snooze | Busy | NotHere, "cancels": Ignore}
+        outcome = next((name for name, kind in kinds.items() if isinstance(exc, kind)), "fails")
         cause = exc.exc if isinstance(exc, Retry) and exc.exc is not None else exc
         text = "".join(traceback.format_exception(exc))
         return {"outcome": outcome, "error": {"type": type(cause).__name__, "message": str(cause), "traceback": text}}

@@ -15,9 +15,8 @@ from django.db import connections
 from django.db.models import Model
 from django.db.models.signals import post_delete, post_save, pre_save
 
-from jobs.contrib.isolation.isolation import WRITE
+from jobs.contrib.isolation.isolation import WRITE, own_tables
 from jobs.errors import NotIsolated
-from jobs.models import tables
 
 #: So many rows are shown one by one; all of them are counted.
 MOST = 100
@@ -71,7 +70,7 @@ class Watch:
         if ENDS.match(text) or (DEFINES.match(text) and not connection.features.can_rollback_ddl):
             raise NotIsolated(f"the statement {text[:60]!r} would end the transaction, which is to roll back")
         found = WRITE.match(text)
-        if found is None or found[2] in _ours():
+        if found is None or found[2] in own_tables():
             return execute(sql, params, many, context)
         what, raw = (found[2], VERBS[found[1].upper()]), connection.connection
         if hasattr(raw, "total_changes"):
@@ -108,18 +107,13 @@ class Watch:
             self.rows.append({"model": sender._meta.label, "pk": instance.pk, "what": what, "fields": shown})
 
     def _is_shown(self, sender: type[Model]) -> bool:
-        is_own = threading.get_ident() == self._thread and sender._meta.db_table not in _ours()
+        is_own = threading.get_ident() == self._thread and sender._meta.db_table not in own_tables()
         return is_own and len(self.rows) < MOST
 
 
 def _plain(value: Any) -> Any:
     """An expression is computed by the database."""
     return value if value is None or isinstance(value, str | int | float | bool | list | dict) else str(value)[:1000]
-
-
-@cache
-def _ours() -> frozenset[str]:
-    return frozenset(model._meta.db_table for model in tables())
 
 
 @cache

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from itertools import zip_longest
 from typing import Any
 
 from django.core.signals import setting_changed
 
-from jobs.conf import celery_app, conf, own_tasks
+from jobs.conf import conf, own_tasks
 from jobs.contrib.vault.tokens import encrypt, is_token
+from jobs.lifecycle.shown import names_of
 from jobs.models import Job
 
 #: Options of a call that have other calls in them.
@@ -46,9 +48,13 @@ def sealed(name: str, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any
         return [args[0], *sealed(*args[:3]), inside(args[3])], kwargs
     if (names := of_task(name)) is None:
         return args, kwargs
-    positions = _names(name, len(args)) if names else [""] * len(args)
+    places = names_of(name, len(args))
     return (
-        [_seal(value) if not names or place in names else value for value, place in zip(args, positions, strict=True)],
+        # Those whose names are not known are taken for secret ones.
+        [
+            _seal(value) if not names or place is None or place in names else value
+            for value, place in zip_longest(args, places)
+        ],
         {key: _seal(value) if not names or key in names else value for key, value in kwargs.items()},
     )
 
@@ -67,15 +73,3 @@ def inside(value: Any) -> Any:
     if isinstance(name := found.get("task"), str) and "args" in found and "kwargs" in found:
         found["args"], found["kwargs"] = sealed(name, list(found["args"] or ()), dict(found["kwargs"] or {}))
     return found
-
-
-def _names(name: str, most: int) -> list[str]:
-    """The names of the positional arguments. Of a task that is not known here all are taken for secret ones."""
-    task: Any = getattr(celery_app(), "tasks", {}).get(name)
-    if not hasattr(task, "body_signature"):
-        secret = of_task(name) or [""]
-        return [next(iter(secret))] * most
-    parameters = list(task.body_signature.parameters.values())
-    names = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-    rest = [each.name for each in parameters if each.kind is each.VAR_POSITIONAL]
-    return (names + rest * most)[:most]

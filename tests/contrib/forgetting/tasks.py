@@ -26,6 +26,16 @@ def pays(user_id, how="answered"):
             raise RuntimeError(how)
 
 
+@shared_task(tags={"user": "{user_id}"})
+def looks_up(user_id, mail):
+    return mail
+
+
+@shared_task(max_retries=0)
+def fails():
+    raise ValueError("no")
+
+
 @handler("tests.person_joined")
 def greets(user_id, mail):
     tasks.effect.delay(f"greets {mail}")

@@ -1,11 +1,15 @@
 """A person asks to be forgotten."""
 
+import datetime
 import json
 
 import pytest
+from celery import chord
 from django.core.management import CommandError, call_command
 from django.db import connection
+from django.utils import timezone
 
+from jobs.contrib.canvas.models import Chord
 from jobs.contrib.effects.models import Effect
 from jobs.contrib.forgetting import forget as forgetting
 from jobs.contrib.forgetting.forget import forget
@@ -13,6 +17,7 @@ from jobs.events.models import Event
 from jobs.models import Action, Job, Marker, StoredResult
 from jobs.store.stored import Store
 from jobs.testing import run_jobs
+from tests import tasks
 from tests.contrib.forgetting import tasks as own
 from tests.helpers.rows import make
 
@@ -96,6 +101,27 @@ def test_a_job_that_is_let_run_again_meanwhile_keeps_its_marker_and_its_calls(ad
     monkeypatch.setattr(forgetting, "_in_the_way", retried)
     assert forget({"user": 5}).left
     assert (Marker.objects.count(), Effect.objects.count()) == (markers, calls)
+
+
+def test_the_result_of_a_part_of_a_chord_goes_with_its_job():
+    """A chord keeps what its parts returned until its body is called, or somebody runs again what failed."""
+    later = own.fails.si().set(countdown=3600)
+    chord([own.looks_up.si(5, "ada@example.com"), later], tasks.effect.si("body")).apply_async()
+    run_jobs()
+    assert "chord that has not ended" in " ".join(forget({"user": 5}).left.values())
+    run_jobs(until=timezone.now() + datetime.timedelta(hours=2), raises=False)
+    assert any("jobs_chord_part" in each for each in traces())
+    forget({"user": 5})
+    assert traces() == []
+    assert not Chord.objects.exists()
+
+
+def test_what_was_called_in_another_database_is_found(second):
+    parent = make("succeeded", tags={"user": 5})
+    ended = {"task": "tests.tasks.noop", "state": "succeeded", "finished_at": timezone.now()}
+    child = Job.objects.using(second).create(**ended, parent_id=parent.pk)
+    Job.objects.create(**ended, parent_id=child.pk)
+    assert forget({"user": 5}, dry_run=True).jobs == 3
 
 
 def test_the_command(ada, capsys):

@@ -8,7 +8,7 @@ from django.core.cache import cache
 from django.core.mail import send_mail
 from django.db import connection, transaction
 
-from jobs import Snooze
+from jobs import Cancel, Snooze
 from jobs.events import event
 from tests import tasks
 from tests.models import Effect
@@ -68,6 +68,11 @@ def again(self, key):
 @shared_task
 def sleeps(key):
     raise Snooze(5, "not yet")
+
+
+@shared_task
+def ends(key):
+    raise Cancel("not wanted")
 
 
 @shared_task(atomic=False)

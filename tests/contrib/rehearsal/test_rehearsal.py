@@ -1,5 +1,6 @@
 """``manage.py jobs replay --dry-run``, and the button on a job's page."""
 
+import html
 import json
 import os
 import uuid
@@ -75,6 +76,7 @@ def test_a_request_is_stopped_and_the_body_ends_there():
         (own.commits, "fails", "NotIsolated"),
         (own.again, "retries", "Retry"),
         (own.sleeps, "snoozes", "Snooze"),
+        (own.ends, "cancels", "Cancel"),
     ],
 )
 def test_what_the_body_raises_is_said(task, outcome, error):
@@ -144,6 +146,22 @@ def test_the_command(capsys):
     failing = own.asks.delay("a")
     with pytest.raises(CommandError, match="The body would fail"):
         call_command("jobs", "replay", failing.id, "--dry-run")
+
+
+def test_rows_show_their_fields_to_those_who_may_see_the_model(client):
+    result = own.works.delay("a")
+    url = f"/admin/jobs/job/{result.id}/rehearse/"
+    looker = User.objects.create_user("looker", is_staff=True)
+    looker.user_permissions.add(*Permission.objects.filter(codename__in=["view_job", "retry_job"]))
+    client.force_login(looker)
+    text = html.unescape(client.post(url).content.decode())
+    assert "changed tests.Effect" in text
+    assert '"new"' not in text
+    assert "Fields of models that you may not see are left out." in text
+    looker.user_permissions.add(Permission.objects.get(codename="view_effect", content_type__app_label="tests"))
+    text = html.unescape(client.post(url).content.decode())
+    assert 'note: "" -> "new"' in text
+    assert "left out" not in text
 
 
 def test_the_button(admin_client, client):
