@@ -32,6 +32,8 @@ def _code(*parts: Without, on: str = "sqlite postgresql mysql", constraint: str 
 
 
 _RESCUE, _RUN = "jobs.maintenance.rescue", "jobs.worker.runner:Runner._run"
+_SIGNALS, _HISTORY = "jobs.contrib.durable.signals", "jobs.contrib.durable.history:History"
+_TICK = Without(f"{_SIGNALS}:look_again", "False")
 #: What a node has written of its own clock with its beat.
 _AT = 'dict(self.side.execute("SELECT node, at FROM jobs_heartbeat"))[node_id.hex]'
 
@@ -103,6 +105,19 @@ OUT: dict[tuple[str, str], Code | str] = {
     ),
     ("batch", "what has begun is not given back"): _code(
         Without("jobs.lifecycle.transitions:hand_back_claim", "False", clause="begun is not None")
+    ),
+    ("signal", "the sender looks after its commit"): _code(
+        _TICK,
+        Without(f"{_SIGNALS}:signal", "_look(key, alias); Signal.objects", clause="Signal.objects"),
+        Without(f"{_SIGNALS}:signal", call="transaction.on_commit"),
+    ),
+    ("signal", "the waiter looks after its commit"): _code(
+        _TICK, Without(f"{_HISTORY}._suspend", "if False:", clause="if done and look is not None:")
+    ),
+    ("signal", "the workers look again"): _code(_TICK),
+    ("signal", "the fence of a step"): _code(
+        Without(f"{_HISTORY}._hold"),
+        Without("jobs.contrib.durable.store:_DONE", "0", clause="0 / (SELECT count(*) FROM own)"),
     ),
     ("limit", "the constraint of slots"): _code(constraint="jobs_job_limit_slot", on="postgresql"),
     ("limit", "a slot is a running row, and nothing that is given back"): _code(
