@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import CodeType, ModuleType
@@ -18,14 +18,22 @@ class Code:
     """What is taken out of ``jobs``, and on which databases the trace plays (Django's names)."""
 
     parts: tuple[Without, ...]
-    on: tuple[str, ...] = ("sqlite", "postgresql", "mysql")
+    on: tuple[str, ...]
+    #: A constraint of the table of jobs that goes as well.
+    constraint: str = ""
+
+    @property
+    def is_guard(self) -> bool:
+        return bool(self.parts or self.constraint)
 
 
-def _code(*parts: Without, on: str = "sqlite postgresql mysql") -> Code:
-    return Code(parts, tuple(on.split()))
+def _code(*parts: Without, on: str = "sqlite postgresql mysql", constraint: str = "") -> Code:
+    return Code(parts, tuple(on.split()), constraint)
 
 
-_RESCUE = "jobs.maintenance.rescue"
+_RESCUE, _RUN = "jobs.maintenance.rescue", "jobs.worker.runner:Runner._run"
+_SIGNALS, _HISTORY = "jobs.contrib.durable.signals", "jobs.contrib.durable.history:History"
+_TICK = Without(f"{_SIGNALS}:look_again", "False")
 #: What a node has written of its own clock with its beat.
 _AT = 'dict(self.side.execute("SELECT node, at FROM jobs_heartbeat"))[node_id.hex]'
 
@@ -68,6 +76,59 @@ OUT: dict[tuple[str, str], Code | str] = {
     ),
     # No guard: the code goes this way as it is.
     ("judge", "(the model can fail: somebody who died is declared dead)"): _code(),
+    ("unique", "the unique index"): _code(constraint="jobs_job_unique", on="sqlite postgresql"),
+    ("unique", "the key is free when the job starts"): _code(
+        Without("jobs.calling.calls:compose", '"finished"', clause="task.unique_until")
+    ),
+    ("unique", "a call waits for another's that is not committed"): (
+        "no: the database waits at its index; that the code does not go this way is played on each database"
+    ),
+    ("unique", "a retry looks whether its key is free"): _code(
+        Without(
+            "jobs.lifecycle.transitions:_wait",
+            'values["unique_key"] = None\n    if True:',
+            clause='if job.unique_key is None or (job.unique_until == "finished" and not is_new):',
+        )
+    ),
+    ("batch", "the renewal before the begin"): _code(Without(_RUN, "False", clause="not self._renew(job)")),
+    ("batch", "worker state first, then the clock"): _code(
+        Without(_RUN, "aged", clause="time.monotonic() - claimed_at > OLD"),
+        Without(
+            _RUN,
+            "aged = time.monotonic() - claimed_at > OLD; self._name(run, batch)",
+            clause="self._name(run, batch)",
+        ),
+    ),
+    ("batch", "a renewed row has a token of its own"): _code(Without("jobs.lifecycle.claims:renewed", "token")),
+    ("batch", "what could not be renewed does not begin"): _code(
+        Without(_RUN, "self._renew(job) is None", clause="not self._renew(job)")
+    ),
+    ("batch", "what has begun is not given back"): _code(
+        Without("jobs.lifecycle.transitions:hand_back_claim", "False", clause="begun is not None")
+    ),
+    ("signal", "the sender looks after its commit"): _code(
+        _TICK,
+        Without(f"{_SIGNALS}:signal", "_look(key, alias); Signal.objects", clause="Signal.objects"),
+        Without(f"{_SIGNALS}:signal", call="transaction.on_commit"),
+    ),
+    ("signal", "the waiter looks after its commit"): _code(
+        _TICK, Without(f"{_HISTORY}._suspend", "if False:", clause="if done and look is not None:")
+    ),
+    ("signal", "the workers look again"): _code(_TICK),
+    ("signal", "the fence of a step"): _code(
+        Without(f"{_HISTORY}._hold"),
+        Without("jobs.contrib.durable.store:_DONE", "0", clause="0 / (SELECT count(*) FROM own)"),
+    ),
+    ("limit", "the constraint of slots"): _code(constraint="jobs_job_limit_slot", on="postgresql"),
+    ("limit", "a slot is a running row, and nothing that is given back"): _code(
+        Without("jobs.contrib.limits.store:_CLAIM", "limit_slot IS", clause="state = 'running' AND limit_slot IS"),
+        Without("jobs.contrib.limits.claims:running_in", "limit_slot__isnull=False", clause="WITH_SLOT"),
+    ),
+    ("limit", "how many run counts, and not which slots"): _code(
+        Without("jobs.contrib.limits.store:_CLAIM", "", clause="AND slots > cardinality(taken_slots)"),
+        Without("jobs.contrib.limits.claims:_sort", "slot is None", clause="len(taken[key]) >= limit.slots"),
+        on="postgresql mysql",
+    ),
 }
 
 
@@ -75,16 +136,40 @@ OUT: dict[tuple[str, str], Code | str] = {
 def taken_out(code: Code) -> Iterator[None]:
     """The functions, or the texts of SQL, are those without the guard, in this process."""
     with ExitStack() as stack:
-        for part in code.parts:
-            stack.enter_context(_without(part))
+        for name in dict.fromkeys(part.name for part in code.parts):
+            stack.enter_context(_without([part for part in code.parts if part.name == name]))
+        if code.constraint:
+            stack.enter_context(_without_constraint(code.constraint))
         yield
 
 
 @contextmanager
-def _without(part: Without) -> Iterator[None]:
-    name, _, path = part.name.partition(":")
+def _without_constraint(name: str) -> Iterator[None]:
+    from django.db import connection
+
+    from jobs.models import Job
+
+    constraint = next(each for each in Job._meta.constraints if each.name == name)
+    with connection.schema_editor() as editor:
+        editor.remove_constraint(Job, constraint)
+    try:
+        yield
+    finally:
+        # Some of its rows may break it.
+        Job.objects.all()._raw_delete("default")
+        with connection.schema_editor() as editor:
+            editor.add_constraint(Job, constraint)
+
+
+@contextmanager
+def _without(parts: Sequence[Without]) -> Iterator[None]:
+    """Several parts of one function, or one text."""
+    name, _, path = parts[0].name.partition(":")
     module = importlib.import_module(name)
-    compiled = compile(part.taken_out(part.file().read_text()), str(module.__file__), "exec")
+    source = parts[0].file().read_text()
+    for part in parts:
+        source = part.taken_out(source)
+    compiled = compile(source, str(module.__file__), "exec")
     found: Any = module
     for each in path.split("."):
         found = inspect.unwrap(inspect.getattr_static(found, each))

@@ -58,6 +58,15 @@ class Session:
 
     def start(self, call: Callable[[], Any], *points: str) -> None:
         """Do it until it stands at one of the points, or has ended."""
+        self.launch(call, *points)
+        self.at = self._news.get(timeout=LONGEST)
+
+    @property
+    def is_over(self) -> bool:
+        return not self._news.empty()
+
+    def launch(self, call: Callable[[], Any], *points: str) -> None:
+        """Do it, and do not wait."""
 
         def run() -> Any:
             self._of_thread.session = self
@@ -68,8 +77,8 @@ class Session:
                 self._news.put("")
 
         self._points = points
+        self.at = "?"
         self._call = self._thread.submit(run)
-        self.at = self._news.get(timeout=LONGEST)
 
     def go_on(self, *points: str) -> None:
         """To the next one of the points, if others are named; or to the end."""
@@ -80,6 +89,8 @@ class Session:
 
     def end_call(self) -> Any:
         """Let it go on to its end; returns what it returned."""
+        if self.at == "?":
+            self.at = self._news.get(timeout=LONGEST)
         while self.at:
             self.go_on()
         call, self._call = self._call, None
@@ -87,6 +98,8 @@ class Session:
 
     def die(self) -> None:
         """The call ends where it stands."""
+        if self.at == "?":
+            self.at = self._news.get(timeout=LONGEST)
         if self.at:
             self._orders.put(False)
             self.at = self._news.get(timeout=LONGEST)
@@ -197,7 +210,7 @@ class Player:
     def misses(self, code: Code, trace: Sequence[str]) -> str:
         """What is wrong, if the code does not go the way of a counterexample without the guard, and only then."""
         try:
-            if code.parts:
+            if code.is_guard:
                 with suppress(Differs):
                     self.play(trace)
                     return "the code goes this way with its guard"
@@ -244,11 +257,11 @@ class Player:
 
     # What several models have
 
-    def claim(self, session: Session, node: Any, j: int) -> Job:
+    def claim(self, session: Session, node: Any, j: int, token: int | None = None) -> Job:
         """A claim of just this job."""
         self.make_due()
         Job.objects.filter(pk=self.ids[j]).update(rank=-5)
-        got = session.do(lambda: claims.Claimer().claim("default", self.queue, node, 1))
+        got = session.do(lambda: claims.Claimer().claim("default", self.queue, node, 1, token))
         self.expect([job.pk for job in got], [self.ids[j]])
         Job.objects.filter(pk=self.ids[j]).update(rank=0)
         return got[0]

@@ -41,7 +41,10 @@ def insert(jobs: Sequence[Job], using: str, batch_size: int | None) -> list[Job]
         with store.of(using).bounded(conf().UNIQUE_WAIT):
             for _ in range(TRIES):
                 _free_expired(missing, using)
-                rows.bulk_create(missing, ignore_conflicts=True, batch_size=batch_size)
+                there = _holders(missing, using) if store.of(using).locks_what_it_meets else ()
+                taken = {job.unique_key for job in there}
+                new = [job for job in missing if job.unique_key not in taken]
+                rows.bulk_create(new, ignore_conflicts=True, batch_size=batch_size)
                 holders = {job.unique_key: job for job in _holders(missing, using)}
                 for job in missing:
                     if (holder := holders.get(job.unique_key)) is None:

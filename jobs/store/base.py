@@ -120,6 +120,8 @@ class Store:
     writes_at_once = False
     #: An UPSERT may have a condition.
     compares = False
+    #: An INSERT that finds another row in its place locks that one until the end of the transaction.
+    locks_what_it_meets = False
     #: The verb of an INSERT, and its end, that do nothing if the row is there.
     ignoring = ("INSERT", "")
 

@@ -15,6 +15,8 @@
 typedef Row { byte state, lease, slot };
 Row row[JOBS];
 byte slots = 2, deaths, reading;
+/* The rows that a claim has locked. */
+byte locks;
 /* How many ran when the limit was lowered: these go on. */
 byte before;
 #ifdef KEPT
@@ -27,6 +29,13 @@ bool kept[2];
 #define TAKEN(s) kept[s]
 #else
 #define TAKEN(s) (HAS(0, s) || HAS(1, s) || HAS(2, s))
+#endif
+#define FIRST (row[0].state == READY -> 0 : (row[1].state == READY -> 1 : (row[2].state == READY -> 2 : NONE)))
+/* The slot that is free; how many run counts, for the limit may have been higher. */
+#ifdef NO_COUNT
+#define SLOT ((!TAKEN(0) && slots > 0) -> 0 : ((TAKEN(0) && !TAKEN(1) && slots > 1) -> 1 : NONE))
+#else
+#define SLOT ((!TAKEN(0) && slots > TAKEN(1)) -> 0 : ((TAKEN(0) && !TAKEN(1) && slots > 1) -> 1 : NONE))
 #endif
 #define RUNS ((row[0].state == RUNNING) + (row[1].state == RUNNING) + (row[2].state == RUNNING))
 
@@ -48,27 +57,22 @@ proctype process(byte w) {
 end_process:
     do
     :: atomic {
-        /* What its statement sees. */
-        row[0].state == READY || row[1].state == READY || row[2].state == READY;
-        j = (row[0].state == READY -> 0 : (row[1].state == READY -> 1 : 2));
-        if
-#ifdef NO_COUNT
-        :: !TAKEN(0) && slots > 0 -> s = 0
-        :: TAKEN(0) && !TAKEN(1) && slots > 1 -> s = 1
-#else
-        :: !TAKEN(0) && slots > TAKEN(1) -> s = 0
-        :: TAKEN(0) && !TAKEN(1) && slots > 1 -> s = 1
-#endif
-        fi;
-        reading++; printf("@ %d reads j%d slot=%d\n", w, j, s) };
+        /* What its statement sees: the first of the line, which it locks. Behind one that is locked it takes none. */
+        FIRST != NONE && !((locks >> FIRST) & 1) && SLOT != NONE ->
+        j = FIRST; s = SLOT; locks = locks | (1 << j);
+        reading++; printf("@ %d reads j%d slot=%d\n", w, j, s)
+#ifndef ONE_WRITER
+        };
         atomic {
-            if
-            :: row[j].state != READY -> printf("@ %d finds_changed j%d\n", w, j)
-#ifndef NO_CONSTRAINT
-            :: row[j].state == READY && TAKEN(s) -> printf("@ %d meets slot=%d\n", w, s)
-            :: row[j].state == READY && !TAKEN(s) ->
 #else
-            :: row[j].state == READY ->
+        ;
+#endif
+            if
+#ifndef NO_CONSTRAINT
+            :: TAKEN(s) -> printf("@ %d meets slot=%d\n", w, s)
+            :: !TAKEN(s) ->
+#else
+            :: true ->
 #endif
                 row[j].state = RUNNING; row[j].lease++; row[j].slot = s; own = row[j].lease;
 #ifdef KEPT
@@ -79,7 +83,7 @@ end_process:
                 assert(HAS(0, s) + HAS(1, s) + HAS(2, s) == 1);
                 assert(RUNS <= slots || RUNS <= before)
             fi;
-            s = NONE; reading--
+            locks = locks & ~(1 << j); s = NONE; reading--
         };
         if
         :: atomic { own && row[j].state == RUNNING && row[j].lease == own ->

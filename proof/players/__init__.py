@@ -4,11 +4,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from proof.player import Player
+from proof.players.batch import Batch
 from proof.players.judge import Judge
+from proof.players.limit import Limit
 from proof.players.ownership import Ownership
 from proof.players.rescue import Rescue
+from proof.players.signal import Signal
+from proof.players.unique import Unique
 
-PLAYERS: dict[str, type[Player]] = {each.model: each for each in (Ownership, Rescue, Judge)}
+_KINDS = (Ownership, Rescue, Judge, Unique, Limit, Batch, Signal)
+PLAYERS: dict[str, type[Player]] = {each.model: each for each in _KINDS}
 
 
 @contextmanager

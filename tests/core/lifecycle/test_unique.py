@@ -280,6 +280,17 @@ def test_a_retry_is_not_forgotten_when_somebody_may_take_the_key(node, settings)
 
 
 @pytest.mark.database
+def test_a_call_that_finds_a_job_keeps_no_worker_from_it(node):
+    """The caller's transaction may last. MariaDB's INSERT IGNORE would lock the row that it meets until its end."""
+    if connection.vendor == "sqlite":
+        pytest.skip("SQLite has one writer")
+    one = tasks.summary.delay("mon")
+    with open_transaction(lambda: tasks.summary.delay("mon")):
+        claimed = Elsewhere(lambda: claim(one.id))
+        assert claimed.result(5).state == "running"
+
+
+@pytest.mark.database
 def test_expired_keys_are_freed_outside_of_the_callers_transaction(node):
     """Else nobody could claim the job that had the key, as long as the caller's transaction lasts."""
     if connection.vendor != "postgresql":
