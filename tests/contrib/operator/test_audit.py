@@ -38,6 +38,8 @@ from django.contrib.auth.models import User
 from django.core.mail import send_mail
 from django.db import close_old_connections, connection, transaction
 
+from accounts.reports import report
+
 
 @shared_task(bind=True, autoretry_for=(OSError,), max_retries=3, queue="mail", ignore_result=True)
 def fine(self, user_id, label: str = ""):
@@ -71,6 +73,42 @@ def limited(): ...
 @shared_task
 def durable():
     with transaction.atomic(durable=True):  # breaks: durable=True
+        pass
+
+
+def apart():
+    with transaction.atomic(durable="tests" not in User.__name__):
+        pass
+
+
+class Cart:
+    @transaction.atomic(durable=True)
+    def commit(self): ...
+
+
+def commits_apart():
+    apart()
+
+
+@shared_task
+def durable_elsewhere():
+    commits_apart()  # breaks: commits_apart() opens atomic(durable=True)
+    report()  # breaks: report() opens atomic(durable=True)
+    cart = Cart()
+    cart.commit()  # breaks: cart.commit() opens atomic(durable=True)
+    User().commit()
+
+
+@shared_task(base=jobs.Task, atomic=False)
+def durable_by_itself():
+    with transaction.atomic(durable=True):
+        commits_apart()
+    close_old_connections()
+
+
+@shared_task(base=jobs.Task, durable=True)
+def of_several_days():
+    with transaction.atomic(durable=False):
         pass
 
 
@@ -194,6 +232,14 @@ def with_a_base(user: User): ...
 def taker(number: int, user: "User | None"):  # breaks: takes a model instance
     fine.delay(user)  # breaks: gets user, a model instance
 """
+REPORTS = """
+from django.db import transaction
+
+
+def report():
+    with transaction.atomic(durable=True):
+        pass
+"""
 VIEWS = """
 from functools import partial
 
@@ -267,6 +313,7 @@ def test_what_changes_is_named_at_its_place_and_nothing_else(tmp_path):
     (tmp_path / "django_celery_beat" / "__init__.py").touch()
     (tmp_path / "requests.py").touch()
     (tmp_path / "accounts" / "tasks.py").write_text(TASKS)
+    (tmp_path / "accounts" / "reports.py").write_text(REPORTS)
     (tmp_path / "accounts" / "views.py").write_text(VIEWS)
     said = json.loads(project.manage("jobs", "audit", "--json"))
     expected, found = {}, {}

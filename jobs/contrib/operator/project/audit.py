@@ -63,7 +63,9 @@ def audit(out: JobsCommand, args: Namespace) -> None:
         found += _task(task)
     files = sorted(set(source.files()))
     known = source.Known(
-        frozenset(task.name.rpartition(".")[2] for task in tasks if _commits(task)), frozenset(app.amqp.queues or ())
+        frozenset(task.name.rpartition(".")[2] for task in tasks if _commits(task)),
+        frozenset(app.amqp.queues or ()),
+        source.durable(files),
     )
     for path in files:
         found += source.read(path, known)

@@ -63,6 +63,50 @@ def claims(task: ast.FunctionDef, known: Collection[str]) -> Iterator[tuple[int,
             yield block.lineno, f"{ast.unparse(call.func)}() in line {call.lineno}"
 
 
+def opens_durable(node: ast.AST) -> bool:
+    """Whether it is a call such as ``atomic(durable=True)``: what decides of it at the run counts as true."""
+    is_atomic = isinstance(node, ast.Call) and last(node.func) == "atomic"
+    given = [each.value for each in node.keywords if each.arg == "durable"] if is_atomic else []
+    return any(getattr(value, "value", True) is not False for value in given)
+
+
+def durable(tree: ast.AST, others: Collection[str] = ()) -> set[str]:
+    """The names of a file's functions that open a durable block, by themselves or by each other: ``Class.name`` if it
+    is a method.
+
+    Parameters:
+        others: functions of other files that do, which count where they are imported.
+    """
+    nodes = [*ast.walk(tree)]
+    kinds = {method: f"{kind.name}." for kind in nodes if isinstance(kind, ast.ClassDef) for method in kind.body}
+    functions = [(kinds.get(node, ""), node) for node in nodes if isinstance(node, ast.FunctionDef)]
+    imported = {each.asname or each.name for node in nodes if isinstance(node, ast.ImportFrom) for each in node.names}
+    found = {each for each in others if each.partition(".")[0] in imported}
+    found |= {f"{prefix}{node.name}" for prefix, node in functions if any(map(opens_durable, ast.walk(node)))}
+    while new := {f"{prefix}{node.name}" for prefix, node in functions if any(calls(node, found))} - found:
+        found |= new
+    return found
+
+
+def calls(function: ast.AST, names: Collection[str]) -> Iterator[ast.Call]:
+    """The calls of such functions, and of such methods of what the function has made."""
+    made = {
+        target.id: last(node.value.func)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Assign) and _is_plain_call(node.value)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    for node in ast.walk(function):
+        if _is_plain_call(node) and node.func.id in names:
+            yield node
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            owner = node.func.value
+            kind = last(owner.func) if _is_plain_call(owner) else made.get(last(owner), "")
+            if f"{kind}.{node.func.attr}" in names:
+                yield node
+
+
 def saved_before_retry(task: ast.FunctionDef) -> Iterator[int]:
     """The lines of calls of ``self.retry()`` in front of which a row is written, in the same block."""
     for each, path in _steps(task):

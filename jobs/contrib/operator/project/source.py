@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -67,6 +67,10 @@ WAITED_FOR = (
 )
 
 
+#: The cure of what a body does that is no body's of a transaction: with the name of its task.
+ALONE = "Set JOBS = {{'TASKS': {{'*.{}': {{'atomic': False}}}}}}: its blocks commit then as they do now."
+
+
 class Finding(NamedTuple):
     """A finding: the place, what it means, a sentence and the cure."""
 
@@ -114,20 +118,43 @@ class Known(NamedTuple):
     #: The last parts of the names of tasks whose bodies commit by themselves (``atomic=False``).
     own_commits: frozenset[str] = frozenset()
     queues: frozenset[str] = frozenset()
+    #: Functions that open a block with ``atomic(durable=True)``.
+    durable: frozenset[str] = frozenset()
+
+
+def durable(paths: Iterable[Path]) -> frozenset[str]:
+    """Of these files, the names of functions that open a durable block."""
+    found: set[str] = set()
+    for path in paths:
+        if b"durable" in (text := path.read_bytes()) and (tree := _parsed(text)) is not None:
+            found |= bodies.durable(tree)
+    return frozenset(found)
+
+
+def _parsed(text: bytes) -> ast.Module | None:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError):
+        return None
 
 
 def read(path: Path, known: Known) -> Iterator[Finding]:
     text = path.read_bytes()
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError):
+    if (tree := _parsed(text)) is None:
         return
     name = os.path.relpath(path)
     leaving = bodies.leaving(tree) if b"atomic" in text else set()
-    for task in (each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef) and _is_task(each)):
+    tasks = [each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef) and _is_task(each)]
+    durable = bodies.durable(tree, known.durable) if tasks else set()
+    for task in tasks:
         for call in _calls(task):
-            yield from (Finding(f"{name}:{call.lineno}", *said) for said in _in_body(call))
+            yield from (Finding(f"{name}:{call.lineno}", *said) for said in _on_commit_in_body(call))
         if task.name not in known.own_commits and not _says_atomic_false(task):
+            for call in _calls(task):
+                yield from (Finding(f"{name}:{call.lineno}", *said) for said in _in_transaction(call))
+            for call in bodies.calls(task, durable):
+                says = f"{ast.unparse(call.func)}() opens atomic(durable=True), which raises in a body's transaction"
+                yield Finding(f"{name}:{call.lineno}", BREAKS, says, ALONE.format(task.name))
             yield from (Finding(f"{name}:{line}", *said) for line, *said in _commits(task, leaving))
     overrides = list(bodies.waits_for_commit(tree)) if b"on_commit" in text else []
     within = {call for method in overrides for call in _calls(method)}
@@ -147,7 +174,7 @@ def read(path: Path, known: Known) -> Iterator[Finding]:
 
 def _commits(task: ast.FunctionDef, leaving: set[str]) -> Iterator[tuple[int, str, str, str]]:
     """What a body commits by itself before it goes on: with jobs that is a savepoint of the job's own transaction."""
-    cure = f"Set JOBS = {{'TASKS': {{'*.{task.name}': {{'atomic': False}}}}}}: its blocks commit then as they do now."
+    cure = ALONE.format(task.name)
     for line, what in bodies.claims(task, leaving):
         says = f"this block is committed with the job, and not before {what}: a process that dies there does both again"
         yield line, DIFFERS, says, cure
@@ -172,14 +199,18 @@ def _is_task(node: ast.FunctionDef) -> bool:
 Said = Iterator[tuple[str, str, str]]
 
 
-def _in_body(node: ast.Call) -> Said:
+def _in_transaction(node: ast.Call) -> Said:
+    """What a body with a transaction of its own must not do."""
     name = ast.unparse(node.func).removeprefix("django.").removeprefix("db.")
     if name in CLOSING:
         yield BREAKS, CLOSING[name], "Remove it, a worker cares for its connections; or declare the task atomic=False."
-    if any(each.arg == "durable" and getattr(each.value, "value", None) is True for each in node.keywords):
+    if bodies.opens_durable(node):
         says = "atomic(durable=True) raises in a body, which is in a transaction"
         yield BREAKS, says, "Remove durable, or declare the task atomic=False."
-    if name.rpartition(".")[2] == "on_commit" and not any(map(_enqueues, ast.walk(node))):
+
+
+def _on_commit_in_body(node: ast.Call) -> Said:
+    if last_name(node.func) == "on_commit" and not any(map(_enqueues, ast.walk(node))):
         says = "on_commit() in a body is lost if the process dies after the commit"
         yield DIFFERS, says, "Enqueue a job in its place."
 
