@@ -231,6 +231,30 @@ def with_a_base(user: User): ...
 @shared_task
 def taker(number: int, user: "User | None"):  # breaks: takes a model instance
     fine.delay(user)  # breaks: gets user, a model instance
+
+
+@shared_task
+def own_connection(mails):
+    connection = get_connection()
+    connection.close()
+
+
+@shared_task
+def optional(number: int, user: User | None = None, *, other: User | None = None): ...
+
+
+@shared_task
+def number_or_row(user: int | User): ...
+
+
+@shared_task
+def by_keyword(number: int = 1, *, other: int = 1, user: User): ...  # breaks: takes a model instance
+
+
+def is_declared_long(app):
+    with app.connection_or_acquire() as conn:
+        channel = conn.default_channel
+        return channel.queue_declare(queue="celery").message_count > 100  # differs: the length of a broker's list
 """
 REPORTS = """
 from django.db import transaction

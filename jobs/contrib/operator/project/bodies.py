@@ -131,13 +131,15 @@ def waits_for_commit(tree: ast.AST) -> Iterator[ast.FunctionDef]:
 
 
 def lengths(tree: ast.AST, queues: Collection[str]) -> Iterator[int]:
-    """The lines where the length of a broker's list in Redis is asked for.
+    """The lines where a broker is asked how long a queue is: a list in Redis, or by ``queue_declare()``.
 
     Parameters:
         queues: their names.
     """
     is_broker = BROKER.search(ast.unparse(tree)) is not None
     for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr == "message_count" and "queue_declare(" in ast.unparse(node):
+            yield node.lineno
         if isinstance(node, ast.Call) and last(node.func) == "llen" and node.args:
             given = node.args[0]
             is_queue = given.value in queues if isinstance(given, ast.Constant) else QUEUE.search(ast.unparse(given))

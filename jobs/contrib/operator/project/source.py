@@ -150,8 +150,10 @@ def read(path: Path, known: Known) -> Iterator[Finding]:
         for call in _calls(task):
             yield from (Finding(f"{name}:{call.lineno}", *said) for said in _on_commit_in_body(call))
         if task.name not in known.own_commits and not _says_atomic_false(task):
+            # A name that the body gives is another thing: the connection of a mail, for example.
+            own = {each.id for each in ast.walk(task) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
             for call in _calls(task):
-                yield from (Finding(f"{name}:{call.lineno}", *said) for said in _in_transaction(call))
+                yield from (Finding(f"{name}:{call.lineno}", *said) for said in _in_transaction(call, own))
             for call in bodies.calls(task, durable):
                 says = f"{ast.unparse(call.func)}() opens atomic(durable=True), which raises in a body's transaction"
                 yield Finding(f"{name}:{call.lineno}", BREAKS, says, ALONE.format(task.name))
@@ -163,7 +165,7 @@ def read(path: Path, known: Known) -> Iterator[Finding]:
         yield from (Finding(f"{name}:{call.lineno}", *said) for said in said_of)
     for method in overrides:
         yield Finding(f"{name}:{method.lineno}", NEEDLESS, f"{method.name}() {WAITS}", "Remove it: calls are rows.")
-    for line in bodies.lengths(tree, known.queues) if b"llen" in text else ():
+    for line in bodies.lengths(tree, known.queues) if b"llen" in text or b"queue_declare" in text else ():
         yield Finding(f"{name}:{line}", DIFFERS, *LENGTH)
     if b"AsyncResult" in text and not problems() and conf().RETRY is not None:
         yield from (Finding(f"{name}:{line}", DIFFERS, *WAITED_FOR) for line in bodies.results(tree))
@@ -199,10 +201,10 @@ def _is_task(node: ast.FunctionDef) -> bool:
 Said = Iterator[tuple[str, str, str]]
 
 
-def _in_transaction(node: ast.Call) -> Said:
-    """What a body with a transaction of its own must not do."""
+def _in_transaction(node: ast.Call, own: set[str]) -> Said:
+    """What a body with a transaction of its own must not do; ``own`` are the names that it gives itself."""
     name = ast.unparse(node.func).removeprefix("django.").removeprefix("db.")
-    if name in CLOSING:
+    if name in CLOSING and name.partition(".")[0] not in own:
         yield BREAKS, CLOSING[name], "Remove it, a worker cares for its connections; or declare the task atomic=False."
     if bodies.opens_durable(node):
         says = "atomic(durable=True) raises in a body, which is in a transaction"
@@ -262,7 +264,15 @@ class Values(ast.NodeVisitor):
         decorators = [ast.unparse(each) for each in node.decorator_list]
         # A base class may read the row before it calls the body.
         if any("task" in each and "base=" not in each for each in decorators):
-            for each in given:
+            positional = given[: -len(node.args.kwonlyargs) or None]
+            required = positional[: len(positional) - len(node.args.defaults)]
+            required += [
+                each
+                for each, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+                if default is None
+            ]
+            # One with a default is for those who call the body in their own process.
+            for each in required:
                 if known[each.arg]:
                     says = f"the task {node.name} takes a model instance, {ast.unparse(each)}"
                     self.found.append((each.lineno, says, KINDS["instance"][1]))
@@ -323,10 +333,11 @@ class Values(ast.NodeVisitor):
                 yield from self._within(node.values)
 
     def _is_model(self, annotation: ast.expr | None) -> bool:
-        """Such as ``User``, ``models.User``, ``"User"``, ``User | None``, ``Optional[User]``."""
+        """Such as ``User``, ``"User"``, ``User | None``, ``Optional[User]``; and not ``int | User``."""
         text = "" if annotation is None else re.sub("['\"]", "", ast.unparse(annotation))
         text = re.sub(r"^(?:\w+\.)?Optional\[(.*)\]$", r"\1", text)
-        return any(part.strip().rpartition(".")[2] in self.models for part in text.split("|"))
+        parts = {part.strip().rpartition(".")[2] for part in text.split("|")} - {"None"}
+        return bool(parts) and parts <= self.models
 
     def _method(self, node: ast.expr) -> str:
         """The last method of a chain that begins at a model's manager; empty for anything else."""
