@@ -25,6 +25,7 @@ INSTALLED_APPS = [
     "jobs",
     "jobs.events",
     "jobs.contrib.event_broker",
+    "jobs.contrib.kept_logs",
     "shop",
 ]
 MIDDLEWARE = [

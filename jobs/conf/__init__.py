@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from functools import cache, lru_cache
 from importlib import import_module
 from inspect import signature
+from logging import getLevelNamesMapping
 from typing import Any, cast, get_args
 
 from celery import Celery as Celery
@@ -143,16 +144,20 @@ class Settings:
     #: The dotted path of ``redact(task, name, value)``, which returns what people may see of an argument: in the admin,
     #: by the commands, on pages of progress, in Celery's events and by ``celery inspect``. It also gets ``"result"``,
     #: ``"cursor"``, the ``"answer"`` of an external call, the ``"payload"`` of a signal, and the texts of an
-    #: ``"error"``, a ``"key"`` and a ``"progress"``; the values of arguments that it changed are blanked in them
-    #: before. What else a body writes into them is its author's choice. What is stored stays as it is, and so do logs:
-    #: they have the exceptions as they were raised, and filters of their own. An argument that was passed by its place
-    #: and whose name is not known here comes as its number: ``"0"``. None: everything is shown.
+    #: ``"error"``, a ``"key"``, a ``"progress"`` and a line of a ``"log"``; the values of arguments that it changed are
+    #: blanked in them before. What else a body writes into them is its author's choice. What is stored stays as it is,
+    #: and so do logs: they have the exceptions as they were raised, and filters of their own. An argument that was
+    #: passed by its place and whose name is not known here comes as its number: ``"0"``. None: everything is shown.
     REDACT: str | None = None
     #: Arguments that nobody may read in the database, by the name of a task or a pattern: ``{"hr.*": True, "shop.pay":
     #: ["iban"]}``. They are read in the run, and in the admin by who may (``jobs.decrypt_job``).
     ENCRYPT: Mapping[str, Any] = field(default_factory=dict)
     #: Keys of cryptography's Fernet, the newest first: it encrypts, and all of them read.
     ENCRYPT_KEYS: Sequence[str] = ()
+    #: The lines that bodies log are kept beside their jobs from a level on, by the name of a task or a pattern:
+    #: ``{"*": "INFO", "shop.imports.*": "DEBUG"}``; a later pattern wins. It needs an app of its own: see "Keep what
+    #: jobs log".
+    KEEP_LOGS: Mapping[str, str] = field(default_factory=dict)
     #: What becomes of a mail, an HTTP request, a cache write or a call of a stock task inside of an open transaction,
     #: which may roll back: ``"raise"`` (in tests), ``"warn"`` (Python's warnings), or None: nothing. The same of what a
     #: durable task does outside of its steps, also a write or a call: that happens again at each wake.
@@ -225,6 +230,10 @@ def _problems_of(name: str, kind: Any, value: Any) -> Iterator[str]:
     elif name == "ENCRYPT":
         if not isinstance(value, Mapping) or not all(each is True or _are_names(each) for each in value.values()):
             yield f" must be a dict of True or lists of names, {{'hr.*': True, 'shop.pay': ['iban']}}, not {value!r}."
+    elif name == "KEEP_LOGS":
+        levels = [*getLevelNamesMapping()]
+        if not isinstance(value, Mapping) or not all(each in levels for each in value.values()):
+            yield f" must be a dict of levels, {{'*': 'INFO', 'shop.*': 'DEBUG'}}, not {value!r}."
     elif name in RULES:
         pattern, rule = RULES[name]
         if not isinstance(value, str) or not re.fullmatch(pattern, value, re.DOTALL):

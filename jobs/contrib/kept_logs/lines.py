@@ -1,0 +1,141 @@
+"""The lines of a run: caught where any logger makes its record, and written when the run has ended.
+
+They are written after the body's transaction, in one statement: those of a body that was rolled back stay. A run whose
+end is not told keeps none: its process died, another run has its job, or its group was rolled back and it runs again.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections import deque
+from contextlib import nullcontext
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import Any
+
+from django.core.signals import setting_changed
+from django.db import connections, transaction
+
+from jobs import signals, store
+from jobs.conf import conf
+from jobs.conf.logs import logger
+from jobs.contrib.kept_logs.models import LogLines
+from jobs.contrib.vault.seal import of_task
+from jobs.contrib.vault.tokens import encrypt
+from jobs.lifecycle.run import Run, current_run
+from jobs.models.values import safe_repr, scrub
+
+#: Of an attempt so many lines, and characters of them, are kept: one half are the first, the other the last.
+MOST, SIZE = 200, 64 * 1024
+#: Characters of a line; and how many of the last attempts of a job have lines.
+LONGEST, ATTEMPTS = 4000, 20
+
+#: How each run can end, as far as it is told.
+ENDS = (signals.succeeded, signals.retried, signals.failed, signals.cancelled, signals.rescued)
+
+
+class Lines:
+    """The first and the last lines of a run."""
+
+    def __init__(self) -> None:
+        self.first: list[list[Any]] = []
+        self.last: deque[list[Any]] = deque()
+        self.dropped = self._used = self._size = 0
+
+    def add(self, line: list[Any]) -> None:
+        size = len(line[-1])
+        if not self.last and len(self.first) < MOST // 2 and self._used + size <= SIZE // 2:
+            self.first.append(line)
+            self._used += size
+            return
+        self.last.append(line)
+        self._size += size
+        while len(self.last) > MOST // 2 or self._size > SIZE // 2:
+            self._size -= len(self.last.popleft()[-1])
+            self.dropped += 1
+
+    def stored(self) -> dict[str, Any]:
+        return {"first": self.first, "dropped": self.dropped, "last": [*self.last]}
+
+
+_is_catching = False
+
+
+def listen(is_on: bool) -> None:
+    """Keep lines from now on, in this process, or keep none any more."""
+    global _is_catching
+    for end in ENDS:
+        if is_on:
+            end.connect(_write, dispatch_uid="jobs.contrib.kept_logs")
+        else:
+            end.disconnect(dispatch_uid="jobs.contrib.kept_logs")
+    if is_on and not _is_catching:
+        _is_catching = True
+        _catch()
+
+
+def _catch() -> None:
+    # A handler would see neither loggers that do not propagate, as those of Celery's tasks, nor, once Celery has set
+    # up the log of a worker, any at all.
+    make = logging.getLogRecordFactory()
+
+    def made(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = make(*args, **kwargs)
+        if (run := current_run()) is not None:
+            _note(run, record)
+        return record
+
+    logging.setLogRecordFactory(made)
+
+
+def _note(run: Run, record: logging.LogRecord) -> None:
+    # What our own log says of a job, its row says as well.
+    if record.name != "jobs" and record.levelno >= level_of(run.job.task):
+        vars(run).setdefault("log_lines", Lines()).add(_line(record))
+
+
+def _line(record: logging.LogRecord) -> list[Any]:
+    try:
+        text = record.getMessage()
+        if record.exc_info and record.exc_info[0] is not None:
+            text = f"{text}\n{logging.Formatter().formatException(record.exc_info)}"
+    except Exception as exc:
+        # As the log does, which complains on stderr.
+        text = f"{record.msg!s} {safe_repr(record.args)} ({exc!r})"
+    return [round(record.created, 3), record.levelname, scrub(record.name, 200), scrub(text, LONGEST)]
+
+
+@lru_cache(maxsize=1000)
+def level_of(task: str) -> float:
+    """From which level on the lines of a task are kept; infinity: none."""
+    found = [level for pattern, level in conf().KEEP_LOGS.items() if fnmatchcase(task, pattern)]
+    return logging.getLevelNamesMapping()[found[-1]] if found else float("inf")
+
+
+def _forget(*, setting: str, **kwargs: Any) -> None:
+    if setting == "JOBS":
+        level_of.cache_clear()
+
+
+setting_changed.connect(_forget, dispatch_uid="jobs.contrib.kept_logs.level")
+
+
+def _write(job: Any, using: str, **kwargs: Any) -> None:
+    run = current_run()
+    # A body may have had another job end.
+    if run is None or run.job is not job or (found := vars(run).pop("log_lines", None)) is None:
+        return
+    said = found.stored()
+    lines = LogLines(job=job.pk, attempt=job.lease, lines=said if of_task(job.task) is None else encrypt(said))
+    try:
+        # In a transaction is only a test, which goes on if this fails.
+        own = transaction.atomic(using=using) if connections[using].in_atomic_block else nullcontext()
+        with store.of(using).write_mutex(), own:
+            lines.save(using=using, force_insert=True)
+            if job.lease > ATTEMPTS:
+                rows = LogLines.objects.using(using).filter(job=job.pk, attempt__lte=job.lease - ATTEMPTS)
+                rows._raw_delete(using)
+    except Exception:
+        about = {"action": "log_lines_lost", "job": str(job.pk)}
+        logger.warning("%s[%s] its lines could not be kept", job.task, job.pk, exc_info=sys.exc_info(), extra=about)
