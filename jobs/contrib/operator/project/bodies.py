@@ -65,8 +65,9 @@ def claims(task: ast.FunctionDef, known: Collection[str]) -> Iterator[tuple[int,
 
 def opens_durable(node: ast.AST) -> bool:
     """Whether it is a call such as ``atomic(durable=True)``: what decides of it at the run counts as true."""
-    is_atomic = isinstance(node, ast.Call) and last(node.func) == "atomic"
-    given = [each.value for each in node.keywords if each.arg == "durable"] if is_atomic else []
+    if not isinstance(node, ast.Call) or last(node.func) != "atomic":
+        return False
+    given = (each.value for each in node.keywords if each.arg == "durable")
     return any(getattr(value, "value", True) is not False for value in given)
 
 
