@@ -134,7 +134,7 @@ def _usage(flag: str, said: dict[str, Any]) -> str:
     if said.get("action", "store") != "store":
         return flag
     name = said.get("metavar") or (said.get("type") is int and "N") or flag.strip("-").upper()
-    return f"{flag} {name}"
+    return ", ".join(f"{each} {name}" for each in (flag, said.get("also")) if each)
 
 
 def files() -> list[str]:

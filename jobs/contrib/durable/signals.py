@@ -40,7 +40,8 @@ class Gone(Exception):
 
 def check_key(key: Any) -> str:
     if not isinstance(key, str) or not 0 < len(key) <= MAX_KEY or "\0" in key:
-        raise ValueError(f"the key of a signal is text of 1 to {MAX_KEY} characters, and not {key!r}")
+        said = f"{len(key)} characters" if isinstance(key, str) and len(key) > MAX_KEY else repr(key)
+        raise ValueError(f"the key of a signal is text of 1 to {MAX_KEY} characters, and not {said}")
     return key
 
 

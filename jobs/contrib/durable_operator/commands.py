@@ -107,11 +107,13 @@ def signal(out: JobsCommand, args: Namespace) -> None:
     waits = [store.awaiting(signals.SIGNAL + args.key, alias) for alias in aliases]
     job = next((job for each in waits if (job := each.order_by("waits_for", "pk").first()) is not None), None)
     using = aliases[0] if job is None else str(job._state.db)
+    with reported(ValueError, says="Not sent, --payload is JSON (text too: '\"paid\"'): {}"):
+        payload = parsed(args.payload)
     with reported(TypeError, ValueError, says="Not sent: {}"):
-        signals.signal(args.key, parsed(args.payload), using)
+        signals.signal(args.key, payload, using)
     out.say_json({"key": args.key, "database": using, "job": job and job.pk})
     hint = did_you_mean(args.key, [key for alias in aliases for key in signals.waited_for(alias)])
-    nobody = f"No job waits for {args.key!r} now{hint}: it is kept for the first that will."
+    nobody = f"No job waits for {args.key!r} now{hint} It is kept for the first that will."
     out.say(f"Sent. {nobody if job is None else f'{job} goes on.'}")
 
 

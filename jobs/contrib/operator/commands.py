@@ -87,7 +87,7 @@ def _say_nodes(out: JobsCommand, nodes: list[dict[str, Any]]) -> None:
 @subcommand(
     option("verb", "quiet, resume or stop", choices=[*workers.LABELS]),
     option("names", "a worker: its id, the first 8 digits of it, or its host", nargs="+", metavar="WORKER"),
-    option("--why", "the reason, for the worker's log", default=""),
+    option("--why", "the reason, for the worker's log", default="", also="--reason"),
     wish=STEER,
 )
 def tell(out: JobsCommand, args: Namespace) -> None:

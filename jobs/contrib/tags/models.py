@@ -34,9 +34,11 @@ class Tags(dict[str, str]):
         """What somebody said, checked: ``{"user": 5}`` and ``{"user": "5"}`` are the same.
 
         Raises:
-            TypeError: a value that is neither text nor a whole number nor a UUID.
+            TypeError: no dict, or a value that is neither text nor a whole number nor a UUID.
             ValueError: a name that is none, an empty text, or more than fits.
         """
+        if not isinstance(given, Mapping):
+            raise TypeError(f"{what}: pass names with their values, {{'user': 5}}, and not {given!r}")
         tags = cls()
         for name, value in given.items():
             if not isinstance(name, str) or not NAME.fullmatch(name):

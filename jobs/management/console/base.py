@@ -31,11 +31,12 @@ Option = tuple[str, dict[str, Any]]
 
 
 def option(flag: str, help: str, **settings: Any) -> Option:
+    """Parameters: as of ``add_argument()``, and ``also``, the flag's other name."""
     return flag, {"help": help, **settings}
 
 
 DRY_RUN = option("--dry-run", "say what would be done, and change nothing", action="store_true")
-REASON = option("--reason", "why, for those who ask", default="")
+REASON = option("--reason", "why, for those who ask", default="", also="--why")
 ID = option("id", "the id of a job (a UUID), or its last 8 digits, as lists show it", metavar="ID")
 LIMIT = option("--limit", "how many at the most (default: %(default)s)", type=int, default=20)
 #: An option of every subcommand.
@@ -99,7 +100,9 @@ class JobsCommand(BaseCommand):
             texts: dict[str, Any] = {"description": description, "epilog": head + examples}
             sub = subparsers.add_parser(each.name, formatter_class=Help, **texts)
             for flag, settings in (*each.options, AS_JSON):
-                sub.add_argument(flag, **settings)
+                given = dict(settings)
+                flags = [flag, given.pop("also")] if "also" in given else [flag]
+                sub.add_argument(*flags, **given)
             # People write Django's own options behind the subcommand as well.
             for flag in ("--settings", "--pythonpath"):
                 sub.add_argument(flag, default=SUPPRESS, help=SUPPRESS)

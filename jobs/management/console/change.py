@@ -95,7 +95,7 @@ def _subcommand(operation: Operation) -> Subcommand:
     options = [
         option("ids", ID[1]["help"], nargs="*", metavar="ID"),
         *WHICH,
-        option("--why", "the reason, for the job's history", default=""),
+        option("--why", "the reason, for the job's history", default="", also="--reason"),
         DRY_RUN,
     ]
     line = f"manage.py jobs {operation.name}"

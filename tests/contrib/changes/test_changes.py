@@ -84,6 +84,7 @@ def test_fields(four, fields, keys):
         ({"queue": " "}, "queue= is empty"),
         ({"queue": None}, "would mean all jobs"),
         ({"tags": {}}, "would mean all jobs"),
+        ({"tags": ["user"]}, "pass names with their values, {'user': 5}"),
         ({"task": "efect"}, "there is no task, and no job, of the name 'efect'; did you mean tests.tasks.effect"),
         ({"state": "redy"}, "state='redy' is none: scheduled, ready"),
         ({"since": "soon"}, "is no moment"),

@@ -373,8 +373,8 @@ def test_a_signal_is_sent_by_command():
     assert text.startswith("Sent. No job waits for 'approve:43' now")
     assert "approved:43" in text
     assert json.loads(command("signal", "x", "--json")) == {"key": "x", "database": "default", "job": None}
-    with pytest.raises(CommandError, match="Not sent"):
-        command("signal", "x", "--payload", "{no")
+    with pytest.raises(CommandError, match="Not sent, --payload is JSON .text too"):
+        command("signal", "x", "--payload", "paid")
     with pytest.raises(CommandError, match="Not sent"):
         command("signal", "k" * 300)
 

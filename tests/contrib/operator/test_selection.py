@@ -171,7 +171,7 @@ def test_a_dry_run_says_what_will_be_refused(caplog):
             assert (json.loads(out.getvalue())["done"], len(json.loads(out.getvalue())["refused"])) == (done, 1)
     assert set(Job.objects.filter(state="cancelled")) == {kept}
     with caplog.at_level("INFO", logger="jobs"):
-        run("delete", str(one.pk), "--why", "gdpr")
+        run("delete", str(one.pk), "--reason", "gdpr")
     record = [record for record in caplog.records if getattr(record, "action", "") == "deleted"][-1]
     assert (record.job, record.why) == (str(one.pk), "gdpr")
     assert not Job.objects.filter(pk=gone.pk).exists()
