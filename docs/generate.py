@@ -40,15 +40,19 @@ def comments(path: str, pattern: str) -> list[tuple[str, ...]]:
 
 def settings() -> list[str]:
     lines = table("key", "default", "what it says")
-    for name, _, default, says in comments("jobs/conf/__init__.py", r"([A-Z_]+): (.+?) = (.+)"):
-        lines.append(f"| `{name}` | {_default(name, default)} | {says} |")
+    from jobs import extensions
+
+    of_extensions = (Path(str(each.__file__)).relative_to(ROOT) for each in extensions.settings())
+    for file in ["jobs/conf/__init__.py", *map(str, of_extensions)]:
+        for name, _, default, says in comments(file, r"    ([A-Z_]+): (.+?) = (.+)"):
+            lines.append(f"| `{name}` | {_default(name, default)} | {says} |")
     return lines
 
 
 def _default(name: str, source: str) -> str:
-    from jobs.conf import Settings
+    from jobs.conf import every
 
-    value = getattr(Settings(), name)
+    value = getattr(every()[0](), name)
     if isinstance(value, dict | list | tuple):
         return f"`{list(value) if isinstance(value, tuple) else value}`"
     if isinstance(value, float):

@@ -22,7 +22,7 @@ from jobs.models import Job, tables
 #: What each check says -> the cure. E is an error, with which no worker starts; W is a warning.
 MESSAGES = """
 E001 {problem}
-  -> docs/reference/settings.md has every key (jobs/conf/__init__.py).
+  -> See docs/reference/settings.md for every key.
 E002 The SQLite database {alias!r} does not use IMMEDIATE transactions.
   -> Set OPTIONS = {{'transaction_mode': 'IMMEDIATE', 'timeout': 20, 'init_command': 'PRAGMA journal_mode=WAL'}}.
 E003 The worker pool {pool} is not supported.

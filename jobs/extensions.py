@@ -11,6 +11,9 @@ import path is public stands in ``jobs``. These of its files are read, if they a
     ``TASKS``: names of tasks of its own, which are none of the project's.
     ``PART_OF``: the extension without which it takes no part. Of an app of its own also ``SETTINGS``: the keys of
     ``settings.JOBS`` that mean nothing without it.
+``settings.py``
+    ``Settings``, a frozen dataclass: its keys of ``settings.JOBS``; ``RULES``: what they must be (``jobs.conf``).
+    Read with the settings, which may be before there are apps: it imports nothing of ``jobs``.
 ``early.py``
     what has to be there as soon as ``jobs`` is imported: it imports neither models nor settings.
 ``models.py``
@@ -103,6 +106,12 @@ def unread_settings() -> dict[str, str]:
         for name in folders().keys() - present().keys()
         for key in getattr(import_module(name), "SETTINGS", ())
     }
+
+
+def settings() -> list[ModuleType]:
+    """What each reads of ``settings.JOBS``, whether it takes part or not. Needs no apps."""
+    found = (name for name, folder in folders().items() if (folder / "settings.py").exists())
+    return [import_module(f"{name}.settings") for name in found]
 
 
 def modules(name: str) -> Iterator[ModuleType]:

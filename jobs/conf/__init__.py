@@ -4,7 +4,7 @@ import re
 import sys
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from difflib import get_close_matches
@@ -12,8 +12,7 @@ from fnmatch import fnmatchcase
 from functools import cache, lru_cache
 from importlib import import_module
 from inspect import signature
-from logging import getLevelNamesMapping
-from typing import Any, cast, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from celery import Celery as Celery
 from celery import current_app
@@ -25,20 +24,17 @@ from jobs import extensions
 from jobs.conf.logs import logger
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What ``settings.JOBS`` may hold. Times are in seconds, sizes in bytes."""
+    """What ``settings.JOBS`` may hold. Times are in seconds, sizes in bytes. Extensions read more (``settings.py``)."""
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
 
     #: Aliases of the databases that jobs may live in. The first one is where nodes and, with the ``jobs://`` broker,
     #: messages live. A job is committed with your data only if both are in the same database.
     DATABASES: Sequence[str] = ("default",)
-    #: Which installation this is: ``"production"``, ``"staging"``. Workers refuse a database that another one
-    #: marked, until ``manage.py jobs adopt``. None: the database is known by its server's own identifiers, which a
-    #: copy of a disk (a snapshot, the clone of a managed database) has in common with its original.
-    INSTANCE: str | None = None
-    #: Names of Celery apps, as ``Celery("pretix")`` says them, that stand in an installed package, so that nobody can
-    #: write ``task_cls`` there: all their tasks are ours, also those with a base class of the package.
-    APPS: Sequence[str] = ()
     #: Names of tasks that stay stock Celery although they use our base class; ``"legacy.*"`` matches a prefix.
     #: Celery's built-ins (``celery.*``) always stay stock.
     EXCLUDE: Sequence[str] = ()
@@ -57,9 +53,6 @@ class Settings:
 
     #: How many jobs a process claims in one statement, at the most. It claims as many as it expects to run in 50 ms.
     CLAIM_BATCH: int = 100
-    #: How many ``async def`` bodies a process runs at once, beside a plain one. None of them holds a connection while
-    #: it awaits.
-    ASYNC_CONCURRENCY: int = 100
     #: How often a worker looks for what has come due (countdown, eta, retries), and for jobs that no NOTIFY told of.
     #: No job waits longer than this for a worker that is free.
     POLL_INTERVAL: float = 1.0
@@ -92,14 +85,6 @@ class Settings:
     #: ``max_retries``, ...). Each pause varies by a quarter; together it is about a day. None: one attempt.
     RETRY: Sequence[float] | None = (10, 30, 60, 120, 300, 600, 1200, 2400, 4800, 10_800, 21_600, 43_200)
 
-    #: Whose schedule the workers run, without ``celery beat``: ``"code"``: Celery's ``beat_schedule``,
-    #: ``add_periodic_task()`` and the tasks' ``every=``; ``"all"``: where django-celery-beat is installed that of its
-    #: tables, too. None: nobody's.
-    SCHEDULES: str | None = "all"
-
-    #: On PostgreSQL ``migrate`` divides the table of jobs: what ended is in a partition of its day, and goes with it in
-    #: one DROP. For millions of jobs a day; no foreign key of a project's own table may point at a job then.
-    HISTORY_BY_DAY: bool = False
     #: Jobs that ended ``succeeded`` or ``cancelled`` are deleted after this time; None keeps them. With
     #: ``HISTORY_BY_DAY``, from three days on, they go with all others of their day, up to a day later.
     RETENTION: float | None = 7 * 86400.0
@@ -114,10 +99,6 @@ class Settings:
     #: How long a marker (``idempotency_key=``, ``once()``) is kept, and with it the job whose result it replays.
     #: Longer than the longest time after which a task may still be retried. None keeps them.
     MARKER_RETENTION: float | None = 90 * 86400.0
-    #: How long the answer to an external call (``effect()``) is kept, if the job that made it is gone. The call may be
-    #: made again then: longer than anybody may ask for it. Calls of which nobody knows whether they happened stay. None
-    #: keeps all.
-    RETENTION_EFFECTS: float | None = 365 * 86400.0
     #: How long a duplicate waits for the run that has the marker; then it gives its place back, and comes again.
     MARKER_WAIT: float = 5.0
     #: How long ``delay()`` of a unique job waits for another transaction that has the key.
@@ -125,22 +106,6 @@ class Settings:
     #: The cache alias whose Redis (django-redis) holds the locks; where it is another cache, or none of that name,
     #: the database does. None: the database does.
     LOCK_CACHE: str | None = "default"
-
-    #: The name of this service for others, in events: ``"billing"``. Its queue at the broker is named after it.
-    #: None: the name of the Celery app.
-    SERVICE: str | None = None
-    #: The RabbitMQ over which services with databases of their own tell each other of events: an ``amqp://`` URL. None:
-    #: events reach the handlers of all services that share this database.
-    EVENT_BROKER: str | None = None
-    #: The topic exchange at that broker of services which run celery-amqp-events: ``"events"``. Events are sent as they
-    #: read them, as Celery tasks, and theirs are received. None: there are no such services.
-    EVENT_CELERY_EXCHANGE: str | None = None
-    #: Events are deleted after this time; until then they can be replayed, and a second copy is recognized. None keeps
-    #: them.
-    RETENTION_EVENTS: float | None = 30 * 86400.0
-    #: Signals that no durable task has taken are deleted after this time. None keeps them.
-    RETENTION_SIGNALS: float | None = 30 * 86400.0
-
     #: The dotted path of ``redact(task, name, value)``, which returns what people may see of an argument: in the admin,
     #: by the commands, on pages of progress, in Celery's events and by ``celery inspect``. It also gets ``"result"``,
     #: ``"cursor"``, the ``"answer"`` of an external call, the ``"payload"`` of a signal, and the texts of an
@@ -149,29 +114,6 @@ class Settings:
     #: and so do logs: they have the exceptions as they were raised, and filters of their own. An argument that was
     #: passed by its place and whose name is not known here comes as its number: ``"0"``. None: everything is shown.
     REDACT: str | None = None
-    #: Arguments that nobody may read in the database, by the name of a task or a pattern: ``{"hr.*": True, "shop.pay":
-    #: ["iban"]}``. They are read in the run, and in the admin by who may (``jobs.decrypt_job``).
-    ENCRYPT: Mapping[str, Any] = field(default_factory=dict)
-    #: Keys of cryptography's Fernet, the newest first: it encrypts, and all of them read.
-    ENCRYPT_KEYS: Sequence[str] = ()
-    #: The lines that bodies log are kept beside their jobs from a level on, by the name of a task or a pattern:
-    #: ``{"*": "INFO", "shop.imports.*": "DEBUG"}``; a later pattern wins. It needs an app of its own: see "Keep what
-    #: jobs log".
-    KEEP_LOGS: Mapping[str, str] = field(default_factory=dict)
-    #: What becomes of a mail, an HTTP request, a cache write or a call of a stock task inside of an open transaction,
-    #: which may roll back: ``"raise"`` (in tests), ``"warn"`` (Python's warnings), or None: nothing. The same of what a
-    #: durable task does outside of its steps, also a write or a call: that happens again at each wake.
-    ISOLATION: str | None = None
-    #: What of that is all right: ``"mail"``, ``"http"``, ``"cache"``, ``"celery"``; of durable tasks ``"database"`` and
-    #: ``"call"``; or names of tasks in whose bodies all of it is; ``"shop.*"`` matches a prefix.
-    ISOLATION_ALLOW: Sequence[str] = ()
-    #: Names of tags whose values become labels of a metric: ``["tenant"]``. Few values each: a user is none.
-    TAG_METRICS: Sequence[str] = ()
-    #: Who scrapes ``jobs.urls``' metrics without being logged in says ``Authorization: Bearer`` and this. None: nobody.
-    METRICS_TOKEN: str | None = None
-    #: With OpenTelemetry's API installed: the span of a run ``"link"``s to the call, because it may come hours later
-    #: and more than once, or is its ``"child"``, in the request's own trace. None: jobs are not traced.
-    TRACE: str | None = "link"
     #: The version of the project that a worker tells, at most 32 characters: a tag, or the beginning of a commit. With
     #: it the pages can say since which deploy a task fails. None: the version of this app.
     VERSION: str | None = None
@@ -180,21 +122,11 @@ class Settings:
 #: The options of a task that are ours (see :class:`jobs.Task`). Extensions have more.
 TASK_OPTIONS = "atomic max_crashes idempotency_key unique unique_until unique_for lock lock_ttl".split()
 
-#: What a key that is no number must be, unless it may be None and is: what its text is like, and how to say it.
-RULES = {
-    "INSTANCE": (".{1,200}", "a name of at most 200 characters, or None, not {!r}"),
+#: What a key that is no number must be, unless it may be None and is: what its text is like, or what says whether it
+#: may be that; and how to say it.
+RULES: dict[str, tuple[str | Callable[[Any], bool], str]] = {
     "LOCK_CACHE": (".*", "the alias of a cache, or None, not {!r}"),
-    "SCHEDULES": ("all|code", "'all' or 'code', or None, not {!r}"),
-    "SERVICE": (
-        r"(?=.{1,50}$)(?a:[\w-]+(\.[\w-]+)*)",
-        "up to 50 letters, digits, '-' and '.', or None, not {!r}",
-    ),
-    "EVENT_BROKER": ("amqps?://.*", "the URL of a RabbitMQ, amqp://..., or None"),
-    "EVENT_CELERY_EXCHANGE": (r"[\w.:-]{1,255}", "the name of an exchange, 'events', or None, not {!r}"),
     "REDACT": (".*", "the dotted path of a function, or None, not {!r}"),
-    "ISOLATION": ("raise|warn", "'raise' or 'warn', or None, not {!r}"),
-    "METRICS_TOKEN": (".+", "text that nobody guesses, or None"),
-    "TRACE": ("link|child", "'link' or 'child', or None, not {!r}"),
     "VERSION": (".{1,32}", "a text of at most 32 characters, or None, not {!r}"),
 }
 
@@ -202,12 +134,21 @@ RULES = {
 OPTIONS = {"TASKS": "{'post_office.*': {'atomic': False}}", "QUEUES": "{'mail': {'concurrency': 3}}"}
 
 
+@cache
+def every() -> tuple[Any, dict[str, Any]]:
+    """All that ``settings.JOBS`` may hold, as a dataclass, and the rules of its keys: the core's, and extensions'."""
+    modules = extensions.settings()
+    kinds = (*(module.Settings for module in reversed(modules)), Settings)
+    rules = {key: rule for module in modules for key, rule in getattr(module, "RULES", {}).items()}
+    return dataclass(frozen=True, kw_only=True)(type("Settings", kinds, {})), RULES | rules
+
+
 def problems() -> list[str]:
     """What is wrong with ``settings.JOBS``, a sentence each, with the cure."""
     given = getattr(django_settings, "JOBS", {})
     if not isinstance(given, dict):
         return [f"JOBS must be a dict, not {type(given).__name__}."]
-    known = {field.name: field.type for field in fields(Settings)}
+    known = {field.name: field.type for field in fields(every()[0])}
     found = [f"JOBS has no key {key!r}{did_you_mean(str(key), known)}" for key in given if key not in known]
     values = _settings({key: value for key, value in given.items() if key in known})
     for name, kind in known.items():
@@ -227,17 +168,11 @@ def problems() -> list[str]:
 def _problems_of(name: str, kind: Any, value: Any) -> Iterator[str]:
     if name in OPTIONS:
         yield from _problems_of_options(name, value)
-    elif name == "ENCRYPT":
-        if not isinstance(value, Mapping) or not all(each is True or _are_names(each) for each in value.values()):
-            yield f" must be a dict of True or lists of names, {{'hr.*': True, 'shop.pay': ['iban']}}, not {value!r}."
-    elif name == "KEEP_LOGS":
-        levels = [*getLevelNamesMapping()]
-        if not isinstance(value, Mapping) or not all(each in levels for each in value.values()):
-            yield f" must be a dict of levels, {{'*': 'INFO', 'shop.*': 'DEBUG'}}, not {value!r}."
-    elif name in RULES:
-        pattern, rule = RULES[name]
-        if not isinstance(value, str) or not re.fullmatch(pattern, value, re.DOTALL):
-            yield f" must be {rule.format(value)}."
+    elif name in every()[1]:
+        rule, says = every()[1][name]
+        is_text = isinstance(rule, str) and isinstance(value, str)
+        if not (re.fullmatch(rule, value, re.DOTALL) if is_text else callable(rule) and rule(value)):
+            yield f" must be {says.format(value)}."
     elif name == "RETRY":
         if not isinstance(value, list | tuple) or not all(map(_is_above_0, value)):
             yield f" must be a list of times above 0 (in seconds, or timedeltas), or None, not {value!r}."
@@ -251,10 +186,6 @@ def _problems_of(name: str, kind: Any, value: Any) -> Iterator[str]:
         yield f" must be a number above 0 (a time: in seconds, or a timedelta), not {value!r}."
     elif kind is int and not isinstance(value, int):
         yield f" must be a whole number, not {value!r}."
-
-
-def _are_names(value: Any) -> bool:
-    return isinstance(value, list | tuple | set) and bool(value) and all(isinstance(each, str) for each in value)
 
 
 def _is_above_0(value: Any) -> bool:
@@ -338,7 +269,8 @@ def _settings(given: dict[str, Any]) -> Settings:
             return [plain(each) for each in value]
         return value.total_seconds() if isinstance(value, timedelta) else value
 
-    return Settings(**{name: plain(value) for name, value in given.items()})
+    made: Settings = every()[0](**{name: plain(value) for name, value in given.items()})
+    return made
 
 
 def _forget(*, setting: str, **kwargs: Any) -> None:
@@ -421,11 +353,6 @@ def worker_command(*options: str) -> str:
     is_there = any(each is app for module in modules if module is not None for each in vars(module).values())
     name = app.main if app is not None and is_there else "proj"
     return " ".join(["celery", "-A", name, "worker", *options])
-
-
-def service() -> str:
-    app = celery_app()
-    return conf().SERVICE or (app and app.main) or "jobs"
 
 
 _imports = threading.RLock()

@@ -21,14 +21,14 @@ from django.db.models.functions import Now
 
 from jobs.calling import outbox
 from jobs.calling.calls import rank_of
-from jobs.conf import conf, import_tasks, is_ours, loaded_app, service
+from jobs.conf import conf, import_tasks, is_ours, loaded_app
 from jobs.conf.logs import logger
 from jobs.conf.syncpoints import reach
 from jobs.doors import Attempt
 from jobs.events import order, store
 from jobs.events.doors import wakeup
 from jobs.events.models import ARGS, EVENT_HEADER, UNRELAYED, Event, Relay, Subscription
-from jobs.events.services import publisher
+from jobs.events.services import publisher, service
 from jobs.lifecycle.transitions import NEVER, now_plus
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job, Node, State

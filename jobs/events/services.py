@@ -7,11 +7,17 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 
 from jobs import extensions
-from jobs.conf import conf
+from jobs.conf import celery_app, conf
 
 
 class BrokerError(Exception):
     """The broker is away, or refuses."""
+
+
+def service() -> str:
+    """The name of this service for others."""
+    app = celery_app()
+    return conf().SERVICE or (app and app.main) or "jobs"
 
 
 def publisher() -> Any:

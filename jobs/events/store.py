@@ -13,8 +13,9 @@ from django.db.models.functions import Now
 
 from jobs import store
 from jobs.calling.outbox import notify_after
-from jobs.conf import conf, service
+from jobs.conf import conf
 from jobs.events.doors import WAKEUP
+from jobs.events.services import service
 from jobs.lifecycle.run import current_job
 from jobs.models import LIVE, Job, State
 from jobs.models.fields import uuid7

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-from jobs.conf import RULES
 from jobs.contrib.event_broker import amqp, wire
 from jobs.events.declare import PATTERN
 from jobs.events.schema import Misfit, Schema
+from jobs.events.settings import RULES
 
 #: Patterns of one service, at the most.
 MOST = 1000

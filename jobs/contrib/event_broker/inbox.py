@@ -16,13 +16,13 @@ from django.db import InterfaceError, OperationalError, ProgrammingError, transa
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from jobs.conf import service
 from jobs.conf.logs import logger
 from jobs.conf.syncpoints import reach
 from jobs.contrib.event_broker import amqp, control, wire
 from jobs.contrib.event_broker.models import Position
 from jobs.events import relay
 from jobs.events.models import ARGS, Event, Relay, Subscription
+from jobs.events.services import service
 from jobs.models.values import safe_repr
 from jobs.store import databases
 

@@ -23,13 +23,14 @@ from amqp.exceptions import FrameSyntaxError
 from celery import Celery
 from django.db.models import Min, Q
 
-from jobs.conf import conf, service
+from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.contrib.event_broker import amqp, control, inbox, publisher
 from jobs.contrib.event_broker.models import Position
 from jobs.contrib.event_broker.wire import Message
 from jobs.events.models import PARKED, Event, Subscription
 from jobs.events.relay import matches, periods
+from jobs.events.services import service
 from jobs.store import databases
 from jobs.store.shared import turn
 

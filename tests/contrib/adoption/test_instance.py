@@ -16,6 +16,7 @@ from django.conf import settings
 from django.core.management import CommandError, call_command
 from django.db import connection, connections, transaction
 
+from jobs.conf import problems
 from jobs.contrib.adoption import identity
 from jobs.lifecycle import transitions
 from jobs.models import Instance, Job, Node
@@ -228,3 +229,8 @@ def test_a_worker_whose_database_becomes_a_copy_stops():
         assert (
             "the supervisor is gone, this worker stops: the database 'default' is marked as 'another'" in worker.text()
         )
+
+
+def test_an_instance_has_a_name(settings):
+    settings.JOBS = {"INSTANCE": ""}
+    assert "a name of at most 200 characters" in problems()[0]

@@ -32,7 +32,6 @@ from django.utils import timezone
 from hypothesis import strategies as st
 
 from jobs import store as stores
-from jobs.conf import service
 from jobs.contrib.event_broker import control, inbox, publisher, receiver, wire
 from jobs.contrib.event_broker.amqp import (
     CONTROL,
@@ -51,6 +50,7 @@ from jobs.contrib.event_broker.models import Position
 from jobs.contrib.event_operator import replay
 from jobs.events import relay, store
 from jobs.events.models import PARKED, UNSENT, Event, Relay, Subscription
+from jobs.events.services import service
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import LIVE, Job, Node, tables
 from jobs.store import databases

@@ -22,6 +22,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
+from jobs.conf import problems
 from jobs.contrib.tracing import spans as tracing
 from jobs.events.models import Event
 from jobs.lifecycle import transitions
@@ -555,3 +556,8 @@ def test_the_span_of_an_async_body_is_its_own_while_it_awaits(spans, declare):
     assert Job.objects.get(pk=result.id).result == [process.context.span_id] * 4
     assert process.context.trace_id != caller.get_span_context().trace_id
     assert caller.get_span_context().trace_id in [trace_id for trace_id, _ in links(process)]
+
+
+def test_it_is_a_link_or_a_child(settings):
+    settings.JOBS = {"TRACE": "parent"}
+    assert "'link' or 'child'" in problems()[0]

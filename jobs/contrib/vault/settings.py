@@ -1,0 +1,27 @@
+"""What it reads of ``settings.JOBS``."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    #: Arguments that nobody may read in the database, by the name of a task or a pattern: ``{"hr.*": True, "shop.pay":
+    #: ["iban"]}``. They are read in the run, and in the admin by who may (``jobs.decrypt_job``).
+    ENCRYPT: Mapping[str, Any] = field(default_factory=dict)
+    #: Keys of cryptography's Fernet, the newest first: it encrypts, and all of them read.
+    ENCRYPT_KEYS: Sequence[str] = ()
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list | tuple | set) and bool(value) and all(isinstance(each, str) for each in value)
+
+
+#: As those of ``jobs.conf``.
+RULES = {
+    "ENCRYPT": (
+        lambda value: isinstance(value, Mapping) and all(each is True or _are_names(each) for each in value.values()),
+        "a dict of True or lists of names, {{'hr.*': True, 'shop.pay': ['iban']}}, not {!r}",
+    ),
+}
