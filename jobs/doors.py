@@ -97,7 +97,10 @@ class Extension:
         """A body returned: what is to be written just before its completion. What that raises fails the job."""
 
     def ended(self, job: Any, error: Mapping[str, Any]) -> Callable[[], None] | None:
-        """A job is about to end without success, by its run or from outside: what to write in that transaction."""
+        """A job is about to end without success, by its run or from outside: what to write in that transaction.
+
+        It is asked again, and what it wrote is rolled back, if that has to begin anew.
+        """
 
     #: Tells others of runs, in their processes, if ``worker_state.wants_events``: ``send_start(run)``, and
     #: ``send_outcome(run, seconds)`` when Celery has been told.

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from django.db import IntegrityError, OperationalError, connections, transaction
-from django.db.models import Case, Exists, F, OuterRef, Q, When
+from django.db.models import Case, Exists, F, OuterRef, Q, QuerySet, When
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 from django.utils import timezone
@@ -404,10 +404,8 @@ def postpone_unknown(job: Job, limit: int) -> int:
     done = int(_wait(job, PARKED, error, is_kept=False, waits_for=TASK + job.task))
     # Those that are held are in nobody's way, and not in the index of the queue.
     ready = Job.objects.using(using).filter(CLAIMABLE, queue=job.queue, task=job.task)
-    with transaction.atomic(using=using):
-        ids = list(databases.free(ready.order_by(*ORDER)).values_list("pk", flat=True)[:limit])
-        rows = Job.objects.using(using).filter(pk__in=ids, state__in=WAITING)
-        return done + rows.update(state=State.SCHEDULED, error=error, **waits)
+    changes = {"state": State.SCHEDULED, "error": error, **waits}
+    return done + len(_change_free(ready.order_by(*ORDER), using, limit, changes))
 
 
 def unknown(using: str, most: int) -> Iterator[Job]:
@@ -426,11 +424,20 @@ def let_go(using: str, tasks: Iterable[str], queues: Sequence[str], limit: int) 
     """Jobs that wait for a worker that knows their task become ready: one does. Returns the queue of each."""
     known = [TASK + task for task in tasks]
     parked = Job.objects.using(using).filter(AWAITING, waits_for__in=known, queue__in=queues)
-    with transaction.atomic(using=using):
-        rows = dict(databases.free(parked).values_list("pk", "queue")[:limit])
-        # By one time: the order of their ids is kept.
-        Job.objects.using(using).filter(pk__in=rows, state__in=WAITING).update(**_waiting(None))
-    return list(rows.values())
+    # By one time: the order of their ids is kept.
+    return _change_free(parked, using, limit, _waiting(None))
+
+
+def _change_free(waiting: QuerySet[Job], using: str, limit: int, changes: dict[str, Any]) -> list[str]:
+    """Change those of the waiting jobs that nobody has locked; returns the queue of each."""
+
+    def write() -> list[str]:
+        rows = dict(databases.free(waiting).values_list("pk", "queue")[:limit])
+        # Both states, by which PostgreSQL knows the partition, and does not take the index of all that are scheduled.
+        Job.objects.using(using).filter(pk__in=rows, state__in=WAITING).update(**changes)
+        return list(rows.values())
+
+    return databases.again_if_moved(using, write)
 
 
 def is_known_elsewhere(job: Job) -> bool:
@@ -452,12 +459,7 @@ def make_due(using: str, limit: int, first: str = "run_at", at: Any = None, sinc
         late = late.filter(run_at__gte=RawSQL("%s", [since]))
     if not late.values_list("pk")[:1]:
         return []
-    with transaction.atomic(using=using):
-        rows = dict(databases.free(late).values_list("pk", "queue")[:limit])
-        # Both states, by which PostgreSQL knows the partition, and does not take the index of all that are scheduled.
-        found = Job.objects.using(using).filter(pk__in=rows, state__in=WAITING)
-        found.update(state=State.READY, held=None, waits_for=None)
-    return list(rows.values())
+    return _change_free(late, using, limit, {"state": State.READY, "held": None, "waits_for": None})
 
 
 def expire(using: str, limit: int, at: Any = None, since: Any = None) -> int:

@@ -14,6 +14,7 @@ from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.contrib.history import store
 from jobs.lifecycle.transitions import now_plus
+from jobs.maintenance.prune import FULL_WALK
 from jobs.models import Action, Job, Marker
 from jobs.models.fields import first_id
 from jobs.store import databases, of
@@ -23,6 +24,9 @@ AHEAD, FIRST = 7, 2
 
 #: Jobs of a day that something still needs: with more of them prune goes row by row.
 KEPT = 1000
+
+#: By database and partition: when such a day is looked at again, by the monotonic clock.
+_again_at: dict[tuple[str, str], float] = {}
 
 
 def prune(using: str, budget: float) -> int:
@@ -38,19 +42,23 @@ def prune(using: str, budget: float) -> int:
     for day, name in store.days(using).items():
         if store.bounds(day)[1] > over or time.monotonic() > until:
             break
-        deleted += _drop(using, day, name, retention)
+        if time.monotonic() >= _again_at.get((using, name), 0.0):
+            deleted += _drop(using, day, name, retention)
     return deleted
 
 
 def _drop(using: str, day: datetime.date, name: str, retention: float) -> int:
     begin, end = store.bounds(day)
     jobs = Job.objects.using(using).filter(state__in=store.BY_DAY, pk__gte=first_id(begin), pk__lt=first_id(end))
+    # Others of that day's ids stay: what ended soon after the upgrade stands where it lived.
+    jobs = store.within(jobs, name)
     over = now_plus(-retention)
     needed: Any = Q(finished_at__gte=over) | Exists(Marker.objects.using(using).filter(job=OuterRef("pk")))
     for keep, _ in extensions.through("needed"):
         needed |= Q(keep(using))
     kept = jobs.filter(needed).values_list("pk", flat=True)[: KEPT + 1]
     if len(kept) > KEPT:
+        _again_at[using, name] = time.monotonic() + FULL_WALK
         return 0
     try:
         with transaction.atomic(using=using):

@@ -64,8 +64,8 @@ UNION ALL SELECT 1 FROM pg_policy WHERE polrelid = 'jobs_job'::regclass
 UNION ALL SELECT 1 FROM pg_publication_rel WHERE prrelid = 'jobs_job'::regclass
 """
 _IS_MANY = "SELECT 1 FROM jobs_job OFFSET %s LIMIT 1"
-#: Whoever divides the table, of a session.
-_TRY, _FREE = "SELECT pg_try_advisory_lock(7215, 69)", "SELECT pg_advisory_unlock(7215, 69)"
+#: Whoever divides the table.
+_TRY = "SELECT pg_try_advisory_xact_lock(7215, 69)"
 _INDEXES = "SELECT indexname, indexdef FROM pg_indexes WHERE tablename = 'jobs_job' AND schemaname = current_schema()"
 _GRANTS = """
 SELECT format('GRANT %%s ON jobs_job TO %%s', privilege_type,
@@ -158,12 +158,13 @@ def _forget_bound(using: str) -> None:
 
 @contextmanager
 def _alone(using: str) -> Iterator[bool]:
-    [(is_alone,)] = databases.ask(using, _TRY)
-    try:
-        yield is_alone
-    finally:
-        if is_alone:
-            databases.ask(using, _FREE)
+    """Whether nobody else is at it. The lock is a transaction's: behind a pooler each statement may be in another
+    session."""
+    with databases.apart(using) as own:
+        own.set_autocommit(False)
+        with own.cursor() as cursor:
+            cursor.execute(_TRY)
+            yield cursor.fetchone()[0]
 
 
 def _patiently(using: str, *statements: str) -> None:
@@ -238,6 +239,11 @@ def days(using: str) -> dict[datetime.date, str]:
     """The days that have a partition, in their order, and its name."""
     found = (_DAY.fullmatch(name) for (name,) in databases.ask(using, _DAYS))
     return {datetime.datetime.strptime(each[1], "%Y%m%d").date(): each[0] for each in found if each}
+
+
+def within(jobs: Any, name: str) -> Any:
+    """Those of the jobs that stand in this partition."""
+    return jobs.extra(where=["tableoid = %s::regclass"], params=[name])
 
 
 def bounds(day: datetime.date) -> tuple[datetime.datetime, datetime.datetime]:

@@ -408,12 +408,14 @@ def _let_in(using: str, limiter: RateLimiter, known: Limits) -> list[tuple[str, 
         ids = [pk for pk, is_held in line.values_list("pk", "held")[:most] if is_held]
         # By their keys: the planner would take the index of all that are held. The states say the partition.
         own = Job.objects.using(using).filter(pk__in=ids, state__in=WAITING)
-        with transaction.atomic(using=using):
-            free = [
-                job for job in databases.free(own).only("state", "held", *ORDER) if job.held and job.state == "ready"
-            ]
+
+        def let_in(own: QuerySet[Job] = own) -> list[Any]:
+            rows = databases.free(own).only("state", "held", *ORDER)
+            free = [job for job in rows if job.held and job.state == "ready"]
             own.filter(pk__in=[job.pk for job in free]).update(held=None)
-        done += [(first.queue, POSITION(job)) for job in free]
+            return [POSITION(job) for job in free]
+
+        done += [(first.queue, place) for place in databases.again_if_moved(using, let_in)]
         places += line.filter(HELD).values_list(*ORDER)[:1]
         first = held.filter(queue__gt=first.queue).only("queue", "task").first()
     values: dict[str, Any] = {"look_at": look_at}
@@ -435,10 +437,13 @@ def _mark(using: str, rows: Sequence[Any], app: Any) -> int:
         except Exception:
             # The arguments do not fit, which its run will say; or the task is not known here.
             job.limit_key = job.task
-        with transaction.atomic(using=using):
-            if databases.free(Job.objects.using(using).filter(pk=job.pk, state=State.READY)).values_list("pk").first():
-                mine = Job.objects.using(using).filter(pk=job.pk, state__in=WAITING)
-                done += mine.update(limit_key=job.limit_key)
+
+        def write(job: Job = job) -> int:
+            mine = Job.objects.using(using).filter(pk=job.pk)
+            is_free = databases.free(mine.filter(state=State.READY)).values_list("pk").first()
+            return mine.filter(state__in=WAITING).update(limit_key=job.limit_key) if is_free else 0
+
+        done += databases.again_if_moved(using, write)
     return done
 
 

@@ -15,12 +15,15 @@ from jobs import checks, store
 from jobs.calling import calls
 from jobs.contrib.history import days
 from jobs.contrib.history import store as partitions
+from jobs.contrib.limits import claims as limited
+from jobs.contrib.limits.limits import Limits
+from jobs.contrib.limits.rates import limit_of
 from jobs.contrib.operator import problems, status
 from jobs.contrib.operator.store import HEADS
 from jobs.lifecycle import claims, transitions
 from jobs.maintenance import prune
 from jobs.maintenance.prune import Prune
-from jobs.models import Job, Marker
+from jobs.models import Action, Job, Marker, RateLimiter
 from jobs.store import databases, postgresql
 from jobs.store.databases import SideDatabase
 from tests.helpers.concurrency import Elsewhere, cut, open_transaction, somebody_waits
@@ -48,6 +51,7 @@ def _kept(settings):
     """The days are afterwards those that ``migrate`` makes: each is emptied after each test."""
     settings.JOBS = {**settings.JOBS, "RETENTION": RETENTION}
     before = partitions.days("default")
+    days._again_at.clear()
     yield
     with connection.cursor() as cursor:
         for name in {*partitions.days("default").values()} - {*before.values()}:
@@ -252,6 +256,48 @@ def test_who_wakes_a_job_that_is_cancelled_at_this_moment_goes_on():
     assert Marker.objects.exists()
 
 
+@contextmanager
+def moved_once():
+    """The server says of the first statement that skips locked rows that a row has moved since it began."""
+    said = []
+
+    def execute(run, sql, *more):
+        if "SKIP LOCKED" in sql and not said:
+            said.append(sql)
+            run("DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '40001'; END $$", None, *more[1:])
+        return run(sql, *more)
+
+    with connection.execute_wrapper(execute):
+        yield
+    assert said
+
+
+def test_who_skips_locked_rows_looks_again_when_one_of_them_moved():
+    late, parked, odd = make("scheduled", age=60), make("ready", task="tests.gone"), make("ready", task="tests.gone")
+    with moved_once():
+        assert transitions.make_due("default", 10) == ["celery"]
+    Job.objects.filter(pk=late.pk).delete()
+    with moved_once():
+        assert transitions.postpone_unknown(run(parked), 10) == 2
+    with moved_once():
+        assert transitions.let_go("default", ["tests.gone"], ["celery"], 10) == ["celery"] * 2
+    assert Job.objects.get(pk=odd.pk).state == "ready"
+
+
+def test_limits_look_again_when_a_job_moved(declare):
+    task = declare(concurrency=5, limit_key="{user_id}")
+    known = Limits({task.name: limit_of(5, None)}, {})
+    job = make("ready", task=task.name, args=[5], kwargs={})
+    with moved_once():
+        assert limited._mark("default", [job], current_app) == 1
+    job.refresh_from_db()
+    assert job.limit_key.endswith(":5")
+    Job.objects.filter(pk=job.pk).update(held=True)
+    limiter = RateLimiter.objects.create(pk=job.limit_key, look_at=0.0)
+    with moved_once():
+        assert [queue for queue, _ in limited._let_in("default", limiter, known)] == ["celery"]
+
+
 def test_a_call_whose_unique_key_is_freed_by_an_end_at_this_moment_goes_on():
     job = run(make("ready", unique_key="2026-11-26", unique_until="finished"))
     over = databases.clock("default") - datetime.timedelta(seconds=1)
@@ -404,6 +450,20 @@ def test_a_day_of_which_much_is_needed_is_pruned_row_by_row(side, old_day, monke
     assert set(Job.objects.all()) == set(jobs[:2])
 
 
+def test_a_day_of_which_much_is_needed_is_not_read_at_each_round(old_day, monkeypatch):
+    monkeypatch.setattr(days, "KEPT", 1)
+    for job in ended_on(old_day, 2):
+        Marker.objects.create(key=str(job.pk), kind="task", job=job.pk)
+    looks = []
+    with connection.execute_wrapper(lambda run, sql, *more: looks.append(sql) or run(sql, *more)):
+        for _ in range(3):
+            days.prune("default", 10.0)
+        assert len([sql for sql in looks if "jobs_marker" in sql]) == 1
+        days._again_at.clear()
+        days.prune("default", 10.0)
+        assert len([sql for sql in looks if "jobs_marker" in sql]) == 2
+
+
 def test_a_day_that_is_not_over_is_left_whole(side):
     """A job may stay a day longer, and goes with its day: it costs no DELETE."""
     job = make("succeeded", age=RETENTION + DAY / 2)
@@ -458,6 +518,30 @@ def test_a_long_history_stays_where_it_is_and_what_ends_later_does_not(ordinary_
     later = make("succeeded", age=-120)
     assert place(later) == today()
     assert not databases.ask("default", "SELECT 1 FROM pg_constraint WHERE conname = 'jobs_job_earlier'")
+
+
+def test_what_stays_where_it_lived_keeps_its_history_when_its_day_is_dropped(ordinary_table, monkeypatch):
+    monkeypatch.setattr(partitions, "MOST", 1)
+    day = (databases.clock("default") - datetime.timedelta(seconds=RETENTION + 2 * DAY)).date()
+    [job] = ended_on(day, 1)
+    Action.objects.create(job=job.pk, what="retry", by="x")
+    assert partitions.divide("default")
+    assert partitions.make_day("default", day)
+    assert place(job) == partitions.LIVE
+    assert days.prune("default", 10.0) == 0
+    assert day not in partitions.days("default")
+    assert Job.objects.filter(pk=job.pk).exists()
+    assert Action.objects.exists()
+
+
+def test_one_divides_a_table_at_a_time_also_where_each_statement_has_another_session():
+    """As behind PgBouncer: a lock of a session would stay with whoever has it next."""
+    with partitions._alone("default") as is_first:
+        databases.drop("default")
+        with partitions._alone("default") as is_second:
+            assert (is_first, is_second) == (True, False)
+    with partitions._alone("default") as is_third:
+        assert is_third
 
 
 # The server ends the session before each statement, and before each COMMIT

@@ -14,7 +14,7 @@ from celery import current_app
 from celery.result import AsyncResult
 from django.contrib.auth.models import User
 from django.core.exceptions import ImproperlyConfigured, SynchronousOnlyOperation
-from django.db import InterfaceError, OperationalError, connection, transaction
+from django.db import IntegrityError, InterfaceError, OperationalError, connection, transaction
 from django.db.transaction import TransactionManagementError
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
@@ -27,6 +27,7 @@ from tests import tasks
 from tests.helpers import driver
 from tests.helpers.concurrency import autocommit_off, cut
 from tests.helpers.harness import effects
+from tests.helpers.rows import make
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -377,6 +378,18 @@ def test_a_process_without_requests_survives_the_loss_of_its_connection(how):
         else:
             tasks.effect.delay(number) if how == "one" else tasks.effect.delay_many([(number,)])
     assert Job.objects.count() == 20
+
+
+@pytest.mark.database
+def test_an_id_that_a_job_had_is_not_taken_for_that_of_the_call_whose_connection_was_lost():
+    if connection.vendor != "postgresql":
+        pytest.skip("no connection to lose")
+    earlier = make("succeeded")
+    assert earlier.pk.version == 7
+    cut()
+    with pytest.raises(IntegrityError):
+        tasks.effect.apply_async(("a",), task_id=str(earlier.pk))
+    assert Job.objects.count() == 1
 
 
 @pytest.mark.database
