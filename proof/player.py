@@ -211,7 +211,7 @@ class Player:
         """What is wrong, if the code does not go the way of a counterexample without the guard, and only then."""
         try:
             if code.is_guard:
-                with suppress(Differs):
+                with suppress(Differs), taken_out(code, has_guard=True):
                     self.play(trace)
                     return "the code goes this way with its guard"
             with taken_out(code):

@@ -22,7 +22,7 @@ GUARDS = {(model.name, guard.name) for model in MODELS for guard in model.guards
 @pytest.mark.database
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("model", PLAYERS)
-@pytest.mark.parametrize("count", [6, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [4, pytest.param(40, marks=pytest.mark.slow)])
 def test_the_code_goes_the_ways_of_the_model(model, count):
     with plays(PLAYERS[model]) as player:
         for way in spin.walks(model, player.flags, range(count)):
@@ -41,5 +41,5 @@ def test_the_code_goes_the_way_of_a_counterexample_without_the_guard_and_only_th
         assert not player.misses(code, json.loads(TRACES.read_text())[model][guard])
 
 
-def test_what_is_taken_out_of_the_code_is_a_guard_of_a_model():
-    assert set(OUT) <= GUARDS
+def test_each_guard_is_taken_out_of_the_code_or_it_is_said_why_not():
+    assert set(OUT) == GUARDS
