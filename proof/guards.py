@@ -37,7 +37,7 @@ _RESCUE, _RUN = "jobs.maintenance.rescue", "jobs.worker.runner:Runner._run"
 _SIGNALS, _HISTORY = "jobs.contrib.durable.signals", "jobs.contrib.durable.history:History"
 _TICK = Without(f"{_SIGNALS}:look_again", "False")
 #: What a node has written of its own clock with its beat.
-_AT = 'dict(self.side.execute("SELECT node, at FROM jobs_heartbeat"))[node_id.hex]'
+_AT = '{uuid.UUID(str(node)): at for node, at in self.side.execute("SELECT node, at FROM jobs_heartbeat")}[node_id]'
 
 #: By the model and the guard's name; a text says why it is not taken out of the code.
 OUT: dict[tuple[str, str], Code | str] = {
@@ -99,7 +99,7 @@ OUT: dict[tuple[str, str], Code | str] = {
         Without(f"{_RESCUE}:Rescue._silent", "own - self._own", clause="own - self._own - 1")
     ),
     ("judge", "the judge's own clock"): _code(
-        Without(f"{_RESCUE}:Rescue._silent", f"now - {_AT}", clause="now - since"), on="sqlite mysql"
+        Without(f"{_RESCUE}:Rescue._silent", f"now - {_AT}", clause="now - since")
     ),
     # No guard: the code goes this way as it is.
     ("judge", "(the model can fail: somebody who died is declared dead)"): _code(),

@@ -21,6 +21,7 @@ from jobs.conf import syncpoints
 from jobs.lifecycle import claims, transitions
 from jobs.models import Cancellation, Job, Node, State
 from jobs.store import databases
+from jobs.store.base import Claim
 from proof.guards import Code, taken_out
 from tests.models import Effect
 
@@ -261,7 +262,8 @@ class Player:
         """A claim of just this job."""
         self.make_due()
         Job.objects.filter(pk=self.ids[j]).update(rank=-5)
-        got = session.do(lambda: claims.Claimer().claim("default", self.queue, node, 1, token))
+        claim = Claim(self.queue, node, 1, claims.new_token() if token is None else token)
+        got = session.do(lambda: claims.Claimer().take("default", claim))
         self.expect([job.pk for job in got], [self.ids[j]])
         Job.objects.filter(pk=self.ids[j]).update(rank=0)
         return got[0]

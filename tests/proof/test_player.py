@@ -11,6 +11,7 @@ from proof import spin
 from proof.checks import MODELS
 from proof.guards import OUT, Code
 from proof.page import TRACES
+from proof.player import Differs
 from proof.players import PLAYERS, plays
 from tests.proof.needs import needs_spin
 
@@ -39,6 +40,14 @@ def test_the_code_goes_the_way_of_a_counterexample_without_the_guard_and_only_th
         pytest.skip(f"its trace does not play on {connection.vendor}")
     with plays(PLAYERS[model]) as player:
         assert not player.misses(code, json.loads(TRACES.read_text())[model][guard])
+
+
+@pytest.mark.database
+@pytest.mark.django_db(transaction=True)
+def test_a_call_of_a_key_that_is_not_committed_does_not_go_the_way_of_its_counterexample():
+    """What waits is the database: that cannot be taken out."""
+    with plays(PLAYERS["unique"]) as player, pytest.raises(Differs):
+        player.play(json.loads(TRACES.read_text())["unique"]["a call waits for another's that is not committed"])
 
 
 def test_each_guard_is_taken_out_of_the_code_or_it_is_said_why_not():
