@@ -222,8 +222,9 @@ class Player:
         return ""
 
     def reset(self) -> None:
-        for model in self.tables:
-            model.objects.all()._raw_delete("default")
+        with transaction.atomic():
+            for model in self.tables:
+                model.objects.all()._raw_delete("default")
         self.ids: list[Any] = []
 
     def end(self, last: list[str]) -> None:
