@@ -21,6 +21,7 @@ from jobs.conf import syncpoints
 from jobs.lifecycle import claims, transitions
 from jobs.models import Cancellation, Job, Node, State
 from jobs.store import databases
+from jobs.store.base import Claim
 from proof.guards import Code, taken_out
 from tests.models import Effect
 
@@ -211,7 +212,7 @@ class Player:
         """What is wrong, if the code does not go the way of a counterexample without the guard, and only then."""
         try:
             if code.is_guard:
-                with suppress(Differs):
+                with suppress(Differs), taken_out(code, has_guard=True):
                     self.play(trace)
                     return "the code goes this way with its guard"
             with taken_out(code):
@@ -221,8 +222,9 @@ class Player:
         return ""
 
     def reset(self) -> None:
-        for model in self.tables:
-            model.objects.all()._raw_delete("default")
+        with transaction.atomic():
+            for model in self.tables:
+                model.objects.all()._raw_delete("default")
         self.ids: list[Any] = []
 
     def end(self, last: list[str]) -> None:
@@ -261,7 +263,8 @@ class Player:
         """A claim of just this job."""
         self.make_due()
         Job.objects.filter(pk=self.ids[j]).update(rank=-5)
-        got = session.do(lambda: claims.Claimer().claim("default", self.queue, node, 1, token))
+        claim = Claim(self.queue, node, 1, claims.new_token() if token is None else token)
+        got = session.do(lambda: claims.Claimer().take("default", claim))
         self.expect([job.pk for job in got], [self.ids[j]])
         Job.objects.filter(pk=self.ids[j]).update(rank=0)
         return got[0]

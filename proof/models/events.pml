@@ -59,7 +59,7 @@ store:
     atomic { !locked -> locked = true };
 #endif
     /* What its transaction reads, and what it writes at its commit. */
-    atomic { known = stored[n]; seen = position };
+    atomic { known = stored[n]; seen = position; printf("@ r%d reads %d\n", r, n) };
     if
     :: atomic { deaths > 0 -> deaths--; printf("@ r%d dies\n", r) }
     :: atomic {

@@ -248,9 +248,11 @@ lost:
     :: atomic { row[j].state == DONE && row[j].lease == mem[w].lease[j] && row[j].token == mem[w].token[j] ->
 #ifdef NO_BELIEF
         /* It takes what it does not know for a failure, and says so. */
-        assert(false);
+        printf("@ %d disbelieves j%d\n", w, j); assert(false);
+#else
+        printf("@ %d believes j%d\n", w, j);
 #endif
-        printf("@ %d believes j%d\n", w, j); drop(w, j); goto next }
+        drop(w, j); goto next }
     :: atomic { !(row[j].state == DONE && row[j].lease == mem[w].lease[j] && row[j].token == mem[w].token[j]) ->
         printf("@ %d reads_nothing j%d\n", w, j) }
     fi;

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 from proof.player import Player
 from proof.players.batch import Batch
+from proof.players.events import Events
 from proof.players.judge import Judge
 from proof.players.limit import Limit
 from proof.players.ownership import Ownership
@@ -12,7 +13,7 @@ from proof.players.rescue import Rescue
 from proof.players.signal import Signal
 from proof.players.unique import Unique
 
-_KINDS = (Ownership, Rescue, Judge, Unique, Limit, Batch, Signal)
+_KINDS = (Ownership, Rescue, Judge, Unique, Limit, Batch, Signal, Events)
 PLAYERS: dict[str, type[Player]] = {each.model: each for each in _KINDS}
 
 

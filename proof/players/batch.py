@@ -18,6 +18,7 @@ from jobs.lifecycle import worker_state as states
 from jobs.lifecycle.worker_state import BUSY, worker_state
 from jobs.maintenance.rescue import OwnJobs
 from jobs.models import Job, Node, State
+from jobs.store.base import Claim
 from jobs.worker import runner
 from proof.player import Differs, Player, Session, stopping
 from tests import tasks
@@ -78,7 +79,7 @@ class Batch(Player):
             super().take(who, what, *rest)
 
     def _claim_all(self) -> None:
-        jobs = claims.Claimer().claim("default", self.queue, worker_state.node, 5, 1)
+        jobs = claims.Claimer().take("default", Claim(self.queue, worker_state.node, 5, 1))
         self.expect([job.pk for job in jobs], self.ids)
         process = runner.Runner(current_app, "here")
 

@@ -39,6 +39,14 @@ class Ownership(Player):
     def end(self, last: list[str]) -> None:
         for j, w in list(self.completed.items()):
             self._commits(w, j, {}, [])
+        # What a dead client has locked is not locked for ever.
+        for j in self.left:
+            row = Job.objects.get(pk=self.ids[j])
+            if Node.objects.filter(pk=row.node_id, dead_at__isnull=False).exists():
+                end_backends([(row.pk, row.lease)], "default")
+                run = (row.pk, row.lease, row.token or 0)
+                rescue._finish_all([run], "default", "rescued", rescue._lose("NodeLost", "m"))
+                self.compare(last[0].split()[1:])
 
     def clean(self) -> None:
         for session in self.sessions:
@@ -49,6 +57,8 @@ class Ownership(Player):
     def reset(self) -> None:
         super().reset()
         self.nodes: dict[int, uuid.UUID] = {}
+        #: Of the numbers of the model.
+        self.tokens: dict[int, int | None] = {}
         self.held: list[dict[int, Job]] = [{}, {}]
         #: Transactions without a client, by their job.
         self.left: dict[int, tuple[Session, Job]] = {}
@@ -78,15 +88,17 @@ class Ownership(Player):
 
     def _claims(self, w: int, j: int | None, given: dict[str, str], rest: list[str]) -> None:
         self.make_due()
-        wanted, token = [0, 1] if j is None else [j], int(given["token"])
+        wanted = [0, 1] if j is None else [j]
         node = self.nodes.setdefault(int(given["node"]), uuid.uuid4())
         if j is not None:
             Job.objects.filter(pk=self.ids[j]).update(rank=-5)
-        got = self.sessions[w].do(lambda: claims.Claimer().claim("default", self.queue, node, len(wanted), token))
+        got = self.sessions[w].do(lambda: claims.Claimer().claim("default", self.queue, node, len(wanted)))
         if j is not None:
             Job.objects.filter(pk=self.ids[j]).update(rank=0)
         if sorted(self.ids.index(job.pk) for job in got) != wanted:
             raise Differs(f"it claimed {[self.ids.index(job.pk) for job in got]}")
+        if self.tokens.setdefault(int(given["token"]), got[0].token) != got[0].token:
+            raise Differs("it has a token of its own")
         self.held[w] |= {self.ids.index(job.pk): job for job in got}
 
     def _renews(self, w: int, j: int, given: dict[str, str], rest: list[str]) -> None:
@@ -163,6 +175,9 @@ class Ownership(Player):
         self.expect(self._is_committed(w, j), True)
         del self.held[w][j]
 
+    def _disbelieves(self, w: int, j: int, given: dict[str, str], rest: list[str]) -> None:
+        self.expect(self._is_committed(w, j), False)
+
     def _reads_nothing(self, w: int, j: int, given: dict[str, str], rest: list[str]) -> None:
         self.expect(self._is_committed(w, j), False)
 
@@ -227,8 +242,8 @@ class Ownership(Player):
             if self._crashed:
                 self._put_back(number, key, said)
             row = Job.objects.get(pk=key)
-            token = row.token or 0
-            found = [STATES.get(row.state, 9), row.lease, -token | RENEWED if token < 0 else token]
+            token = said[2] if row.token == self._token(said[2]) else -1
+            found = [STATES.get(row.state, 9), row.lease, token]
             found += [said[3] if row.node_id in (None, self.nodes.get(said[3])) else -1, row.node_losses]
             found.append(Effect.objects.filter(key=str(number)).count())
             if found[0] != 1:
@@ -238,11 +253,15 @@ class Ownership(Player):
                 raise Differs(f"the row of job {number} is {found}")
         self._crashed = False
 
+    def _token(self, said: int) -> int | None:
+        """What the row has where the model says this."""
+        token = self.tokens.get(said & ~RENEWED)
+        return -token if token is not None and said & RENEWED else token
+
     def _put_back(self, number: int, key: uuid.UUID, said: list[int]) -> None:
         state = next(name for name, value in STATES.items() if value == said[0])
-        token = -(said[2] & ~RENEWED) if said[2] & RENEWED else said[2] or None
         finished = {"finished_at": transitions.now_plus(0) if said[0] == 2 else None}
-        values = {"state": state, "lease": said[1], "token": token, "node_losses": said[4], **finished}
+        values = {"state": state, "lease": said[1], "token": self._token(said[2]), "node_losses": said[4], **finished}
         Job.objects.filter(pk=key).update(node=self.nodes.get(said[3]), **values)
         Effect.objects.filter(key=str(number)).delete()
         for _ in range(said[5]):
