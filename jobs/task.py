@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import celery
 from asgiref.sync import iscoroutinefunction, sync_to_async
 from celery.app.task import Context
+from celery.exceptions import Retry
 from celery.result import AsyncResult
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connections, transaction
@@ -417,9 +418,14 @@ class Task(celery.Task):
         if (run := self._run) is None:
             return super().retry(args, kwargs, exc, **options)
         # While ``is_retrying`` is true, ``apply_async`` plans the retry, and sends nothing.
-        run.retries_itself = run.is_retrying = True
+        run.retries_itself, run.is_retrying, planned = True, True, len(run.planned)
         try:
             return super().retry(args, kwargs, exc, **options)
+        except Retry as retry:
+            if run.is_atomic and len(run.planned) == planned:
+                # A class of the project's puts its calls off until the commit, and this body will not commit.
+                Task.apply_async(self, retry.sig.args, retry.sig.kwargs, **retry.sig.options)
+            raise
         finally:
             run.is_retrying = False
 

@@ -117,7 +117,13 @@ def pytest_sessionfinish(session) -> None:
 
 
 #: What shares something dear stays in one process: a part of each test's id.
-TOGETHER = ("tests/browser/", "rabbitmq", "tests/acceptance/test_strangers.py", "tests/celery_suite/")
+TOGETHER = (
+    "tests/browser/",
+    "rabbitmq",
+    "tests/acceptance/test_strangers.py",
+    "tests/celery_suite/",
+    "tests/products/",
+)
 
 
 def group_of(nodeid: str) -> str:

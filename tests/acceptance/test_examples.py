@@ -297,6 +297,17 @@ def migrate_from_celery(examples: Examples) -> None:
     assert not examples.run().is_long
 
 
+@reads("docs/howto/pretix.md")
+def pretix(examples: Examples) -> None:
+    """With pretix itself in ``tests/products/pretix``."""
+    theirs = types.ModuleType("pretix.settings")
+    theirs.CELERY_BROKER_URL = settings.CELERY_BROKER_URL  # type: ignore[attr-defined]
+    theirs.CELERY_BROKER_TRANSPORT_OPTIONS = {"priority_steps": [0, 4, 8]}  # type: ignore[attr-defined]
+    with patch.dict(sys.modules, {"pretix": types.ModuleType("pretix"), "pretix.settings": theirs}):
+        celery.Celery("pretix")
+        examples.run_settings()
+
+
 @reads("docs/howto/locks.md")
 def locks(examples: Examples) -> None:
     found = examples.run()

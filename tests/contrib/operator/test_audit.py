@@ -82,8 +82,11 @@ def apart():
 
 
 class Cart:
+    def commit(self):
+        self.write()
+
     @transaction.atomic(durable=True)
-    def commit(self): ...
+    def write(self): ...
 
 
 def commits_apart():

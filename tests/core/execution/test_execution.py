@@ -15,6 +15,7 @@ from django.db import InterfaceError, OperationalError, connection, transaction
 from django.utils import timezone
 from kombu import Exchange, Queue
 
+import jobs
 from jobs import signals
 from jobs.conf import syncpoints
 from jobs.errors import Snooze, TaskExited
@@ -304,6 +305,28 @@ def test_retry_with_new_arguments_and_options():
     Job.objects.update(state="ready")
     assert deliver(result)[0] == "SUCCESS"
     assert effects() == {"new": 1}
+
+
+class CallsAfterTheCommit(jobs.Task):
+    def apply_async(self, *args, **kwargs):
+        transaction.on_commit(lambda: super(CallsAfterTheCommit, self).apply_async(*args, **kwargs))
+
+
+@shared_task(base=CallsAfterTheCommit, bind=True)
+def retries_after_the_commit(self, key):
+    if self.request.retries == 0:
+        raise self.retry(countdown=5)
+    Effect.objects.create(key=key)
+
+
+def test_a_retry_of_a_task_whose_class_puts_its_calls_off_until_the_commit():
+    retries_after_the_commit.delay("a")
+    assert deliver(Job.objects.get())[0] == "RETRY"
+    job = Job.objects.get()
+    assert (job.state, job.retries) == ("scheduled", 1)
+    Job.objects.update(state="ready")
+    assert deliver(job)[0] == "SUCCESS"
+    assert effects() == {"a": 1}
 
 
 @shared_task(bind=True)

@@ -84,14 +84,18 @@ def durable(tree: ast.AST, others: Collection[str] = ()) -> set[str]:
     imported = {each.asname or each.name for node in nodes if isinstance(node, ast.ImportFrom) for each in node.names}
     found = {each for each in others if each.partition(".")[0] in imported}
     found |= {f"{prefix}{node.name}" for prefix, node in functions if any(map(opens_durable, ast.walk(node)))}
-    while new := {f"{prefix}{node.name}" for prefix, node in functions if any(calls(node, found))} - found:
+    while new := {f"{prefix}{node.name}" for prefix, node in functions if any(calls(node, found, prefix))} - found:
         found |= new
     return found
 
 
-def calls(function: ast.AST, names: Collection[str]) -> Iterator[ast.Call]:
-    """The calls of such functions, and of such methods of what the function has made."""
-    made = {
+def calls(function: ast.AST, names: Collection[str], prefix: str = "") -> Iterator[ast.Call]:
+    """The calls of such functions, and of such methods of what the function has made.
+
+    Parameters:
+        prefix: of the function's own class, with a dot.
+    """
+    made = {"self": prefix.rstrip(".")} | {
         target.id: last(node.value.func)
         for node in ast.walk(function)
         if isinstance(node, ast.Assign) and _is_plain_call(node.value)

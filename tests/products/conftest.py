@@ -1,0 +1,57 @@
+"""Products of others, from the index and unchanged, each in an environment of its own."""
+
+from __future__ import annotations
+
+import configparser
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import not_installed
+from tests.helpers.harness import ROOT
+
+#: Kept from run to run: to install a product takes minutes.
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "django-transactional-jobs" / "products"
+
+
+def _pip(python: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    options = ("--quiet", "--disable-pip-version-check")
+    return subprocess.run([python, "-m", "pip", *command, *options], capture_output=True, text=True)
+
+
+def _made(product: str, *others: str) -> Path:
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    # Of this checkout only what it asks for: its code comes by the path, so that it is always the one under test.
+    ours = [line for line in setup["options"]["install_requires"].split("\n") if line and not line.startswith("#")]
+    wanted = [product, *others, *ours]
+    state = hashlib.sha256(f"{wanted} {sys.version}".encode()).hexdigest()[:12]
+    directory = CACHE / f"{product.partition('==')[0].partition('[')[0].lower()}-{state}"
+    python = directory / "bin" / "python"
+    if not (directory / "complete").exists():
+        shutil.rmtree(directory, ignore_errors=True)
+        venv.create(directory, with_pip=True)
+        name = product.partition("==")[0].partition("[")[0]
+        if (asked := _pip(python, "index", "versions", name)).returncode:
+            shutil.rmtree(directory)
+            pytest.skip(f"the index has no {name}, or does not answer: {asked.stderr[-300:]}")
+        if (installed := _pip(python, "install", *wanted)).returncode:
+            not_installed(f"{product}: {installed.stderr[-2000:]}")
+        (directory / "complete").touch()
+    return python
+
+
+@pytest.fixture(scope="session")
+def product() -> Callable[..., Path]:
+    """``product("pretix==1.0", "other")``: the interpreter of an environment that has them, and what jobs asks for.
+
+    Run it with ``PYTHONPATH`` of this checkout. The test is skipped where the index has no such product.
+    """
+    return _made
