@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 import signal
+import sys
 import time
 import traceback
 import warnings
@@ -60,6 +61,8 @@ class Child:
         #: What its work returned, and the traceback if it raised.
         self.answer: Any = None
         self.error = ""
+        #: Modules of ours that its work has needed.
+        self.imported: list[str] = []
 
     @property
     def operations(self) -> list[Operation]:
@@ -102,6 +105,9 @@ class Children:
     def __init__(self, copies: Sequence[Copy], directory: Path, is_sealed: bool) -> None:
         self.copies, self.is_sealed = copies, is_sealed
         self.caches = directory / "caches"
+        app: Any = current_app._get_current_object()
+        # Each child would look for it among all packages that are installed.
+        self._backend = app.backend if reads_rows(app) else None
         if is_sealed:
             # They also refuse if a body imports them later.
             for module, *_ in CLIENTS:
@@ -122,6 +128,9 @@ class Children:
         finally:
             # Even if this process is interrupted: a run must not outlive its copy.
             child.end()
+        for name in child.imported:
+            # Else each child that comes would do it again.
+            import_module(name)
         return child
 
     def start(self, work: Callable[[], Any], name: str = "jobs-crashtest", **recorded: Any) -> Child:
@@ -140,7 +149,9 @@ class Children:
             try:
                 self._become_a_worker(name)
                 recorder.install()
-                recorder.tell({"answer": work()})
+                answer = work()
+                imported = [name for name in sys.modules if name.startswith("jobs.")]
+                recorder.tell({"answer": answer, "imported": imported})
             except BaseException:
                 recorder.tell({"error": traceback.format_exc()})
         finally:

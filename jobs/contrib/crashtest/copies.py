@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -75,21 +75,31 @@ class Copy:
 
     def changes(self) -> list[Change]:
         """What differs from the frozen state."""
-        found = []
-        for model in self.models:
-            table, columns = self._table(model)
-            names, values = [each.attname for each in _fields(model)], ", ".join(map(self.value.format, columns))
-            sides: list[dict[str, Row]] = []
-            for one, other in ((f"{FROZEN}.{table}", table), (table, f"{FROZEN}.{table}")):
-                rows = self.execute(f"SELECT {values} FROM {one} EXCEPT SELECT {values} FROM {other}")
-                dicts = (dict(zip(names, self._read(row), strict=True)) for row in rows)
-                sides.append({_key(model, row): row for row in dicts})
-            before, after = sides
-            found += [Change(model, key, before.get(key, {}), after.get(key, {})) for key in before | after]
-        return found
+        sides: list[tuple[dict[str, Row], dict[str, Row]]] = [({}, {}) for _ in self.models]
+        for number, side, *values in self._unlike():
+            model = self.models[number]
+            row = dict(zip([each.attname for each in _fields(model)], self._read(values), strict=True))
+            sides[number][side][_key(model, row)] = row
+        return [
+            Change(model, key, before.get(key, {}), after.get(key, {}))
+            for model, (before, after) in zip(self.models, sides, strict=True)
+            for key in before | after
+        ]
 
-    def _read(self, row: tuple[Any, ...]) -> Iterable[Any]:
-        return row
+    def _unlike(self) -> Iterable[Sequence[Any]]:
+        """The rows that are on one side only: the number of the model, the side (0: before, 1: after), the values."""
+        for sql in self._comparisons("{}"):
+            yield from self.execute(sql)
+
+    def _comparisons(self, values: str) -> Iterator[str]:
+        for number, model in enumerate(self.models):
+            table, columns = self._table(model)
+            row = values.format(", ".join(map(self.value.format, columns)))
+            for side, (one, other) in enumerate(((f"{FROZEN}.{table}", table), (table, f"{FROZEN}.{table}"))):
+                yield f"SELECT {number}, {side}, {row} FROM {one} EXCEPT SELECT {number}, {side}, {row} FROM {other}"
+
+    def _read(self, values: Sequence[Any]) -> Iterable[Any]:
+        return values
 
     def execute(self, sql: str, *params: Any) -> list[Any]:
         """In the copy, where the frozen tables are in a schema of their own."""
@@ -204,6 +214,8 @@ class PostgresCopy(Copy):
             raise RuntimeError(self._who_uses(original) if code == IN_USE else cure) from exc
         self._connection = databases.apart(alias).thing  # type: ignore[attr-defined]
         self._connection.settings_dict["NAME"] = self.name
+        # To compile the comparison of all tables would take longer than to run it.
+        self.execute("SET jit = off")
         with suppress(Error):
             # Only a superuser may do this. Otherwise a deadlock lasts a second.
             self.execute(f"ALTER DATABASE \"{self.name}\" SET deadlock_timeout = '50ms'")
@@ -232,9 +244,10 @@ class PostgresCopy(Copy):
 
     def freeze(self) -> None:
         changed = self._changed() if self._is_frozen else {self._table(model)[0] for model in self.models}
-        self.execute(f"CREATE SCHEMA IF NOT EXISTS {FROZEN}")
+        sql = f"CREATE SCHEMA IF NOT EXISTS {FROZEN}"
         for table in changed:
-            self.execute(f"DROP TABLE IF EXISTS {FROZEN}.{table}; CREATE TABLE {FROZEN}.{table} AS TABLE {table}")
+            sql += f"; DROP TABLE IF EXISTS {FROZEN}.{table}; CREATE TABLE {FROZEN}.{table} AS TABLE {table}"
+        self.execute(sql)
         self._is_frozen = True
 
     def restore(self) -> None:
@@ -245,12 +258,10 @@ class PostgresCopy(Copy):
         )
         changed = self._changed()
         # In one transaction, because foreign keys are checked at its end.
-        self.execute("BEGIN; SET CONSTRAINTS ALL DEFERRED")
-        for table in changed:
-            self.execute(f"DELETE FROM {table}")
+        parts = ["BEGIN", "SET CONSTRAINTS ALL DEFERRED", *(f"DELETE FROM {table}" for table in changed)]
         for table, columns in changed.items():
-            self.execute(f"INSERT INTO {table} ({columns}) SELECT {columns} FROM {FROZEN}.{table}")
-        self.execute("COMMIT")
+            parts.append(f"INSERT INTO {table} ({columns}) SELECT {columns} FROM {FROZEN}.{table}")
+        self.execute("; ".join([*parts, "COMMIT"]))
 
     def _changed(self) -> dict[str, str]:
         """Tables, and their columns."""
@@ -261,8 +272,13 @@ class PostgresCopy(Copy):
         self._connection.close()
         self._admin(f'DROP DATABASE IF EXISTS "{self.name}" WITH (FORCE)')
 
-    def _read(self, row: tuple[Any, ...]) -> Iterable[Any]:
-        return (each and json.loads(each) for each in row)
+    def _unlike(self) -> Iterable[Sequence[Any]]:
+        # In one statement: there may be a hundred tables, and it is asked twice for each kill.
+        parts = (f"({sql})" for sql in self._comparisons("ARRAY[{}]"))
+        return ((number, side, *values) for number, side, values in self.execute(" UNION ALL ".join(parts)))
+
+    def _read(self, values: Sequence[Any]) -> Iterable[Any]:
+        return (each and json.loads(each) for each in values)
 
     def execute(self, sql: str, *params: Any) -> list[Any]:
         with self._connection.cursor() as cursor:

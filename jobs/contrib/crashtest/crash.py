@@ -160,8 +160,8 @@ class Examiner:
             text = "it wrote no row, and sent nothing: what is found of such a call says little; choose one that does"
             self.examination.notes.append(text)
         self.examination.points = self._points()
-        for point in self.examination.points:
-            self._kill(point)
+        for points in alike(self.examination.points, self.expected.operations):
+            self._kill(points)
         is_keyed = beside is None and "idempotency_key" in self.task.key_templates
         if is_keyed or min(budget) > 0:
             self.children.restore()
@@ -205,15 +205,17 @@ class Examiner:
             points = sorted(kept)
         return points
 
-    def _kill(self, point: int) -> None:
+    def _kill(self, points: Sequence[int]) -> None:
+        """Kill it at the last one of points at all of which the same is left."""
         self.children.restore()
+        point = points[-1]
         dying = self.children.do(child.run_all, job=self.job, dies_after=point)
         rescued = self.children.do(child.go_on, job=self.job)
         found = self._outcome([*dying.operations, *rescued.operations], self.job)
         after = next((each for each in self.expected.operations if each.number == point), None)
         before = next((each for each in self.expected.operations if each.number > point and each.is_own), None)
         for finding in self.compare(self.expected, found, "killed {}", (after, before)):
-            finding.points.append(point)
+            finding.points += points
             self.examination.add(finding)
 
     def compare(
@@ -266,6 +268,22 @@ class Examiner:
             return outcome
         rest = self.children.do(child.run_all)
         return self._outcome([*found, *rest.operations], self.job, self.second)
+
+
+def alike(points: Sequence[int], operations: Sequence[Operation]) -> list[list[int]]:
+    """Points that are one: between statements of an open transaction, with nothing else between them.
+
+    Whichever of them was the last, it is rolled back with those before it. After the last one also that is done which
+    nobody sees.
+    """
+    is_open = {each.number for each in operations if each.is_open}
+    found: list[list[int]] = []
+    for point in points:
+        if point in is_open and point - 1 in is_open and found and found[-1][-1] == point - 1:
+            found[-1].append(point)
+        else:
+            found.append([point])
+    return found
 
 
 def _counted(operation: Operation, want: int, have: int) -> str:

@@ -71,6 +71,8 @@ class Operation:
     is_done: bool = False
     #: How it failed: the database's code (SQLSTATE), or the class of the exception.
     error: str = ""
+    #: Whether it is a statement of a transaction that is still open: it is undone if the process dies.
+    is_open: bool = False
     #: Whether it belongs to the job that was asked for, and not to one that this job enqueued.
     is_own: bool = True
     #: When it began and ended, on the machine's monotonic clock.
@@ -146,8 +148,12 @@ class Recorder:
         return is_running and not getattr(self._inside, "is_on", False)
 
     @contextmanager
-    def operation(self, kind: str, what: str, key: str | None = None) -> Iterator[None]:
-        """Note that something happens in this block. Whatever else happens in the block is part of it."""
+    def operation(self, kind: str, what: str, key: str | None = None, at: Any = None) -> Iterator[None]:
+        """Note that something happens in this block. Whatever else happens in the block is part of it.
+
+        Parameters:
+            at: the connection of a statement.
+        """
         if not self._is_on:
             yield
             return
@@ -162,6 +168,7 @@ class Recorder:
             raise
         finally:
             self._inside.is_on = False
+        operation.is_open = at is not None and at.in_atomic_block
         self._end(operation)
 
     def _begin(self, kind: str, what: str, key: str | None) -> Operation:
@@ -191,9 +198,12 @@ class Recorder:
         text = str(sql)
         # A connection of our own (locks, beats) is no part of the run.
         is_main = cursor.db.alias in connections and connections[cursor.db.alias] is cursor.db
+        if text.lstrip().upper().startswith("COMMIT"):
+            # By hand: what follows does not follow what came before it (``crash.alike``).
+            self._count += 1
         if self._completion is not None or not is_main or text.lstrip().startswith(_CONTROL):
             return nullcontext()
-        return self.operation("sql", shortened(text))
+        return self.operation("sql", shortened(text), at=cursor.db)
 
     @contextmanager
     def _committing(self, connection: Any) -> Iterator[None]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
+
+from django.db.models import QuerySet
 
 from jobs import store
 from jobs.store import databases
@@ -47,3 +49,11 @@ def handled(using: str, tasks: Collection[str], queues: Collection[str], most: i
     sql = f"""SELECT task, state = 'failed', count(*), {first} FROM ({union}) AS found
         WHERE task IN ({", ".join(["%s"] * len(tasks))}) AND state <> 'cancelled' GROUP BY 1, 2"""
     return databases.ask(using, sql, *queues, *tasks)
+
+
+def any_of(using: str, rows: Mapping[str, QuerySet[Any]]) -> list[str]:
+    """The names of those querysets that have a row, in one statement."""
+    parts = [queryset.query.get_compiler(using).as_sql() for queryset in rows.values()]
+    sql = ", ".join(f"EXISTS (SELECT * FROM ({part}) AS part{number})" for number, (part, _) in enumerate(parts))
+    [found] = databases.ask(using, f"SELECT {sql}", *(value for _, params in parts for value in params))
+    return [name for name, is_there in zip(rows, found, strict=True) if is_there]

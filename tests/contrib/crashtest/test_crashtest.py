@@ -29,6 +29,7 @@ from django.test import TestCase
 
 from jobs import Snooze
 from jobs.contrib.crashtest import copies, crash
+from jobs.contrib.crashtest.recorder import Operation
 from jobs.execution import pipeline
 from jobs.lifecycle.worker_state import is_alive
 from jobs.models import Job, Node
@@ -167,6 +168,44 @@ def test_the_tasks_of_the_shop_pass(customer, provider, tmp_path):
     # Not of the clock: other processes take their share of the machine.
     assert sum(os.times()[:4]) - began < 60
     assert all(len(each.points) > 3 for each in found)
+
+
+def test_it_is_killed_once_where_the_same_is_left():
+    def made(*kinds):
+        return [Operation(number, kind.strip("!"), "", is_open=kind == "sql") for number, kind in enumerate(kinds, 1)]
+
+    # What is marked is committed at once.
+    operations = made("sql", "sql", "mail", "sql", "sql!", "sql", "sql", "commit")
+    assert crash.alike(range(9), operations) == [[0], [1, 2], [3], [4], [5], [6, 7], [8]]
+    # One that raised stands between them.
+    assert crash.alike([0, 1, 3], made("sql", "sql", "sql")) == [[0], [1], [3]]
+
+
+@shared_task
+def commits_by_hand(pk):
+    Imported.objects.filter(pk=pk).update(note="a")
+    with connection.cursor() as cursor:
+        cursor.execute("COMMIT")
+        cursor.execute("BEGIN")
+    Imported.objects.filter(pk=pk).update(fence=1)
+
+
+def test_statements_before_and_after_a_commit_by_hand_are_not_alike(row):
+    found = assert_idempotent(commits_by_hand, row.pk, budget=(0, 0))
+    sql = [each.number for each in found.operations if each.kind == "sql"]
+    assert sql == [1, 3]
+    assert [1, 3] not in crash.alike(found.points, found.operations)
+
+
+def test_all_tables_are_compared_in_one_statement(row, monkeypatch):
+    if connection.vendor != "postgresql":
+        pytest.skip("on SQLite a statement makes no way to a server")
+    asked: list = []
+    execute = copies.PostgresCopy.execute
+    monkeypatch.setattr(copies.PostgresCopy, "execute", lambda *given: [asked.append(given[1]), execute(*given)][1])
+    found = assert_idempotent(does_all, row.pk, budget=(0, 0))
+    kills = len(crash.alike(found.points, found.operations))
+    assert sum(sql.count("EXCEPT") > 0 for sql in asked) == 2 * (kills + 2)
 
 
 # What is seen, and what is left alone
