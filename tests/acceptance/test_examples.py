@@ -304,7 +304,7 @@ def pretix(examples: Examples) -> None:
     theirs.CELERY_BROKER_URL = settings.CELERY_BROKER_URL  # type: ignore[attr-defined]
     theirs.CELERY_BROKER_TRANSPORT_OPTIONS = {"priority_steps": [0, 4, 8]}  # type: ignore[attr-defined]
     with patch.dict(sys.modules, {"pretix": types.ModuleType("pretix"), "pretix.settings": theirs}):
-        celery.Celery("pretix")
+        celery.Celery("pretix", task_cls="jobs.task:Task")
         examples.run_settings()
 
 
