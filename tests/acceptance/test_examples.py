@@ -277,6 +277,12 @@ def install(examples: Examples) -> None:
     assert examples.run().BackgroundJobs.label == "background_jobs"
 
 
+@reads("docs/howto/weblate.md")
+def weblate(examples: Examples) -> None:
+    celery.current_app.main = "weblate"
+    examples.run_settings()
+
+
 @reads("docs/howto/limits.md")
 def limits(examples: Examples) -> None:
     found = examples.run()
