@@ -9,10 +9,12 @@ from typing import Any
 from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.html import format_html
+from django.utils.safestring import mark_safe
 from django.utils.translation import gettext
 
 from jobs.admin import html
 from jobs.admin.base import template_of
+from jobs.contrib.canvas import graph
 from jobs.inspection.times import duration
 from jobs.inspection.view import SHOWN, View
 from jobs.models import WAITING, Job, State
@@ -21,11 +23,16 @@ ZERO = datetime.timedelta()
 
 
 def job_page(request: HttpRequest, view: View) -> dict[str, str]:
-    family = [*_lines(*_family(view.job, view.using))]
-    if len(family) < 2:
+    first, called = _family(view.job, view.using)
+    family = [*_lines(first, _oldest(first, called))]
+    if len(family) < 2 and not graph.is_awaited(view.job):
         return {}
-    words = {"family": _waterfall(view.job, family)}
-    return {"related": template_of("family.html", __file__).render(words, request)}
+    parts = []
+    if len(family) > 1:
+        parts.append(template_of("family.html", __file__).render({"family": _waterfall(view.job, family)}, request))
+    if (words := graph.drawn(view.job, first, called)) is not None:
+        parts.append(template_of("graph.html", __file__).render(words, request))
+    return {"related": mark_safe("".join(parts))} if parts else {}
 
 
 def _family(job: Job, using: str) -> tuple[Job, dict[Any, list[Job]]]:
@@ -35,13 +42,25 @@ def _family(job: Job, using: str) -> tuple[Job, dict[Any, list[Job]]]:
     first = rows.filter(pk=job.root_id).first() or job
     called: dict[Any, list[Job]] = {}
     seen, level = {first.pk}, [first.pk]
-    while level and len(seen) < SHOWN:
-        found = list(rows.filter(parent_id__in=level).exclude(pk__in=seen).order_by("pk")[:SHOWN])
+    while level and len(seen) < graph.MOST:
+        found = list(rows.filter(parent_id__in=level).exclude(pk__in=seen).order_by("pk")[: graph.MOST])
         for each in sorted(found, key=lambda job: job.created_at):
             called.setdefault(each.parent_id, []).append(each)
         level = [each.pk for each in found]
         seen |= set(level)
     return first, called
+
+
+def _oldest(first: Job, called: dict[Any, list[Job]]) -> dict[Any, list[Job]]:
+    """The same of fewer: of each generation so many, as long as these are not as many."""
+    found: dict[Any, list[Job]] = {}
+    level, number = [first], 1
+    while level and number < SHOWN:
+        level = sorted((each for job in level for each in called.get(job.pk, ())), key=lambda job: job.pk)[:SHOWN]
+        for each in sorted(level, key=lambda job: job.created_at):
+            found.setdefault(each.parent_id, []).append(each)
+        number += len(level)
+    return found
 
 
 def _lines(job: Job, called: dict[Any, list[Job]], depth: int = 0) -> Iterator[tuple[int, Job]]:
