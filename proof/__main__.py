@@ -177,7 +177,7 @@ def check_all(arguments: argparse.Namespace) -> int:
         if arguments.write:
             page.PAGE.write_text(page.text(rows))
             page.TRACES.write_text(page.traces(rows))
-        elif page.PAGE.read_text() != page.text(rows) or page.TRACES.read_text() != page.traces(rows):
+        elif not page.is_current(rows):
             sys.stderr.write("docs/explanation/proof.md is out of date: python -m proof --write\n")
             wrong += 1
     if not arguments.json:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from proof import spin
 from proof.checks import MODELS
 from proof.guards import OUT
 
@@ -40,7 +42,11 @@ faults than the table says is not found.
 
 def text(rows: Sequence[dict[str, Any]]) -> str:
     found = {(row["model"], row["check"]): row for row in rows}
-    parts = [HEAD, "## What was searched\n\n| model | bounds | states |\n|---|---|---|\n"]
+    parts = [
+        HEAD,
+        f"\nSearched with {spin.version()}.\n",
+        "\n## What was searched\n\n| model | bounds | states |\n|---|---|---|\n",
+    ]
     whole = [row for row in rows if not row["check"].startswith("without: ")]
     parts += [f"| {row['model']} | {row['check']} | {row['states']} |\n" for row in whole]
     head = "| model | guard | where | without it | taken out of the code |\n|---|---|---|---|---|\n"
@@ -60,6 +66,19 @@ def text(rows: Sequence[dict[str, Any]]) -> str:
             parts.append(f"\n### Without: {each.name}\n\nThen {each.breaks}.\n\n")
             parts += [f"{number}. `{step}`\n" for number, step in enumerate(said, 1)]
     return "".join(parts)
+
+
+#: What another release of SPIN may say otherwise: how many states there are, and the way of a counterexample.
+_OF_SPIN = re.compile(r"^\d+\. `.*`\n|^Searched with .*|(?<=\|) \d+ (?=\|$)", re.MULTILINE)
+_SEARCHED = re.compile(r"^Searched with .*", re.MULTILINE)
+
+
+def is_current(rows: Sequence[dict[str, Any]]) -> bool:
+    """Whether the page says what was found: all of it, or, if another release of SPIN wrote it, the rest."""
+    page, found = PAGE.read_text(), text(rows)
+    if _SEARCHED.findall(page) == _SEARCHED.findall(found):
+        return page == found and TRACES.read_text() == traces(rows)
+    return _OF_SPIN.sub("", page) == _OF_SPIN.sub("", found)
 
 
 def in_code(model: str, guard: str) -> str:

@@ -46,6 +46,12 @@ def _run(directory: Path, *command: str) -> str:
     return done.stdout
 
 
+def version() -> str:
+    """Without its date."""
+    said = subprocess.run(["spin", "-V"], capture_output=True, text=True, check=True).stdout
+    return said.partition(" --")[0].strip()
+
+
 def _defined(flags: Sequence[str]) -> list[str]:
     return [f"-D{flag}" for flag in flags]
 

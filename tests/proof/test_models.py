@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from proof import __main__, spin
+from proof import __main__, page, spin
 from proof.checks import MODELS, Bounds, Guard, Model
 from tests.proof.needs import needs_spin
 
@@ -35,6 +35,26 @@ def test_a_counterexample_is_a_way_from_the_beginning():
     assert trace is not None
     assert trace[0] == "@ 0 claims all token=1"
     assert trace[-1].startswith(("@", "="))
+
+
+def test_another_release_of_spin_may_count_otherwise_and_nothing_else(monkeypatch, tmp_path):
+    def rows(states, step, bounds="as they are"):
+        for model in MODELS:
+            yield {"model": model.name, "check": bounds, "states": states, "trace": None}
+            for guard in model.guards:
+                yield {"model": model.name, "check": f"without: {guard.name}", "states": 1, "trace": [f"@ {step}"]}
+
+    for name in ("PAGE", "TRACES"):
+        monkeypatch.setattr(page, name, tmp_path / name)
+    monkeypatch.setattr(spin, "version", lambda: "Spin Version 6.5.2")
+    page.PAGE.write_text(page.text([*rows(7, "0 claims")]))
+    page.TRACES.write_text(page.traces([*rows(7, "0 claims")]))
+    assert page.is_current([*rows(7, "0 claims")])
+    assert not page.is_current([*rows(8, "0 claims")])
+    assert not page.is_current([*rows(7, "1 claims")])
+    monkeypatch.setattr(spin, "version", lambda: "Spin Version 7.0")
+    assert page.is_current([*rows(8, "1 claims")])
+    assert not page.is_current([*rows(7, "0 claims", "others")])
 
 
 def test_each_flag_is_one_of_its_model():

@@ -44,6 +44,7 @@ def prune(out: JobsCommand, args: Namespace) -> None:
 
     Every worker does this by itself; it may run here as well, any number of times. SIGTERM and Ctrl-C end it
     after the current look, a second signal at once. It says what it did, and nothing when it did nothing.
+    --dry-run counts jobs and markers; what else grows old (signals, events, external calls, nodes) goes uncounted.
 
     examples:
       manage.py jobs prune --once
