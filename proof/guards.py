@@ -48,7 +48,7 @@ OUT: dict[tuple[str, str], Code | str] = {
     ),
     ("ownership", "the state in the fence"): _code(
         Without("jobs.store.sqlite:_SUCCEED", "1 = 1", clause="state = 'running'"),
-        Without("jobs.store.postgresql:OWNED", "", clause=" AND state || '' = 'running'"),
+        Without("jobs.store.postgresql:STILL_RUNNING", "", clause=" AND state || '' = 'running'"),
         Without("jobs.store.base:owned", "", clause="state=State.RUNNING, "),
     ),
     ("ownership", "the lease in the fence, where tokens may be the same"): _code(
@@ -158,11 +158,11 @@ OUT: dict[tuple[str, str], Code | str] = {
     ),
     ("limit", "the constraint of slots"): _code(constraint="jobs_job_limit_slot", on="postgresql"),
     ("limit", "a slot is a running row, and nothing that is given back"): _code(
-        Without("jobs.contrib.limits.store:_CLAIM", "limit_slot IS", clause="state = 'running' AND limit_slot IS"),
+        Without("jobs.contrib.limits.postgresql:_CLAIM", "limit_slot IS", clause="state = 'running' AND limit_slot IS"),
         Without("jobs.contrib.limits.claims:running_in", "limit_slot__isnull=False", clause="WITH_SLOT"),
     ),
     ("limit", "how many run counts, and not which slots"): _code(
-        Without("jobs.contrib.limits.store:_CLAIM", "", clause="AND slots > cardinality(taken_slots)"),
+        Without("jobs.contrib.limits.postgresql:_CLAIM", "", clause="AND slots > cardinality(taken_slots)"),
         Without("jobs.contrib.limits.claims:_sort", "slot is None", clause="len(taken[key]) >= limit.slots"),
         on="postgresql mysql",
     ),

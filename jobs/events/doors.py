@@ -1,7 +1,5 @@
 """The part of the events in the core."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Collection, Mapping
 from typing import Any

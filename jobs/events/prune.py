@@ -1,7 +1,5 @@
 """Forget events that are old and done with, and what handlers failed at beyond the number that they keep."""
 
-from __future__ import annotations
-
 import datetime
 import time
 

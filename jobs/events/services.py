@@ -1,7 +1,5 @@
 """The way to services with databases of their own: ``jobs.contrib.event_broker``, if there is one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured

@@ -1,7 +1,5 @@
 """All SQL of events, and of jobs that wait behind others; and all that asks which database it is."""
 
-from __future__ import annotations
-
 import json
 import uuid
 from collections.abc import Collection, Iterable

@@ -202,15 +202,15 @@ def suspend(job: Job, run_at: Any, waits_for: str | None, error: dict[str, Any] 
 
 def lose(job: Job, error: dict[str, Any], limit: int) -> bool:
     """The run is gone with its node or its database. Not the body's fault: its own count, its own cap."""
-    return _wait(job, _backoff(job.node_losses), error, "node_losses", limit)
+    return _wait(job, _after_losses(job.node_losses), error, "node_losses", limit)
 
 
 def crash(job: Job, error: dict[str, Any], limit: int) -> bool:
     """The process died in exactly this body. A job that keeps doing that ends ``failed``."""
-    return _wait(job, _backoff(job.crashes), error, "crashes", limit)
+    return _wait(job, _after_losses(job.crashes), error, "crashes", limit)
 
 
-def _backoff(times: int) -> Any:
+def _after_losses(times: int) -> Any:
     """None (at once) for the first time, then 1, 2, 4 ... 60 seconds."""
     return now_plus(min(60.0, 2.0 ** (times - 1))) if times else None
 
@@ -512,7 +512,7 @@ def _cancel(ids: Sequence[uuid.UUID], using: str, kind: str, why: str, is_told: 
     return done
 
 
-def bury(node_id: uuid.UUID, using: str, signed_off: bool = False) -> bool:
+def write_death(node_id: uuid.UUID, using: str, signed_off: bool = False) -> bool:
     """Declare a node dead, for ever. Its jobs are given back only after this is committed.
 
     A database that has forgotten the node, and not its jobs, hears of both.

@@ -1,4 +1,4 @@
-"""Give back the jobs of dead nodes, and those that nobody runs on this one."""
+"""Judge which nodes are dead, give back their jobs, and those that nobody runs on this one."""
 
 import logging
 import time
@@ -120,9 +120,11 @@ def _unburied(using: str) -> set[uuid.UUID]:
 
 def bury(node_id: uuid.UUID, *, by_itself: bool = False) -> int:
     """Declare a node dead in every job database; 1 if this call declared it. Its jobs are given back after that."""
-    declared = transitions.bury(node_id, databases.home(), by_itself)
+    declared = transitions.write_death(node_id, databases.home(), by_itself)
     # A database that is away is told later: the jobs in the others need not wait for it.
-    elsewhere = databases.everywhere(partial(transitions.bury, node_id, signed_off=by_itself), conf().DATABASES[1:])
+    elsewhere = databases.everywhere(
+        partial(transitions.write_death, node_id, signed_off=by_itself), conf().DATABASES[1:]
+    )
     if declared or elsewhere:
         level, text = (logging.INFO, "signed off") if by_itself else (logging.WARNING, "is dead")
         logger.log(level, f"node {node_id} {text}", extra={"action": "node_dead", "node": str(node_id)})
@@ -135,7 +137,7 @@ def rescue_all(using: str) -> int:
         # Tell this database of the nodes that are dead at home.
         dead = Node.objects.using(databases.home()).filter(pk__in=_unburied(using), dead_at__isnull=False)
         for node_id, signed_off in dead.values_list("pk", "signed_off"):
-            transitions.bury(node_id, using, signed_off)
+            transitions.write_death(node_id, using, signed_off)
     runs = _runs(Job.objects.using(using).filter(state=State.RUNNING, node__dead_at__isnull=False))
     # First, so that the next run does not wait for the locks of this one.
     end_backends([(key, lease) for key, lease, _ in runs], using)

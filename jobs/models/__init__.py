@@ -110,7 +110,7 @@ LINED = Q(state="ready", limit_key__isnull=False)
 WITH_SLOT = Q(state="running", limit_slot__isnull=False)
 SEATED = Q(state="running", queue_slot__isnull=False)
 AWAITING = Q(state="scheduled", waits_for__isnull=False)
-OWNED = Q(node__isnull=False, token__isnull=False, started_at__isnull=False)
+HAS_OWNER = Q(node__isnull=False, token__isnull=False, started_at__isnull=False)
 FINISHED = Q(state__in=ENDED, finished_at__isnull=False) | (~Q(state__in=ENDED) & Q(finished_at__isnull=True))
 
 
@@ -198,7 +198,7 @@ class Job(Completed):
         ]
         constraints: ClassVar = [
             models.CheckConstraint(name="jobs_job_state", condition=Q(state__in=State.values)),
-            models.CheckConstraint(name="jobs_job_owner", condition=~Q(state="running") | OWNED),
+            models.CheckConstraint(name="jobs_job_owner", condition=~Q(state="running") | HAS_OWNER),
             models.CheckConstraint(name="jobs_job_ended", condition=FINISHED),
             models.CheckConstraint(name="jobs_job_failed", condition=~Q(state="failed") | Q(error__isnull=False)),
             # A second waiting job of a key is refused. PostgreSQL names the constraint in its error.

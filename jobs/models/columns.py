@@ -1,4 +1,7 @@
-"""The columns of a job's row: which parts of the program write and read each. And the order of the claim."""
+"""The columns of a job's row that several parts of the program share, and which. And the order of the claim.
+
+A column that one place alone writes is not listed (``result``, ``cursor``, ``held``, ``waits_for``, slots).
+"""
 
 from __future__ import annotations
 

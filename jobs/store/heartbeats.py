@@ -1,4 +1,7 @@
-"""The beats of nodes, by which others see that they live: a counter each, so that no clocks have to agree."""
+"""The beats of nodes, by which others see that they live: a counter each, so that no clocks have to agree.
+
+``jobs/maintenance/rescue.py`` judges who is dead.
+"""
 
 import uuid
 

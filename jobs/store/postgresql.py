@@ -66,11 +66,11 @@ ONLY = "AND task = ANY (%(only)s)"
 
 #: The row of a run, by its key. The state is written so that the planner knows the partition, and does not take the
 #: index of all that runs.
-OWNED = "state IN ('running', 'ready') AND state || '' = 'running'"
+STILL_RUNNING = "state IN ('running', 'ready') AND state || '' = 'running'"
 
 RENEW = f"""
 UPDATE jobs_job SET token = %(token)s, started_at = statement_timestamp()
-WHERE id = ANY (%(ids)s) AND {OWNED} AND token = %(before)s
+WHERE id = ANY (%(ids)s) AND {STILL_RUNNING} AND token = %(before)s
 """
 
 _WAKE = """
@@ -87,7 +87,7 @@ WITH done AS (
     UPDATE jobs_job
     SET state = 'succeeded', finished_at = statement_timestamp(), result = {{0}}, error = NULL,
         started_at = statement_timestamp() - {{1}} * interval '1 second'
-    WHERE id = {{2}} AND {OWNED} AND lease = {{3}} AND token = {{4}}
+    WHERE id = {{2}} AND {STILL_RUNNING} AND lease = {{3}} AND token = {{4}}
       AND NOT EXISTS (SELECT 1 FROM jobs_cancellation WHERE job = {{2}})
     RETURNING 1
 )
@@ -104,7 +104,7 @@ WITH done AS (
     SET state = 'succeeded', finished_at = statement_timestamp(), result = run.result, error = NULL,
         started_at = statement_timestamp() - run.runtime * interval '1 second'
     FROM json_to_recordset({{0}}) AS run(id uuid, lease int, token bigint, result json, runtime float8)
-    WHERE jobs_job.id = run.id AND {OWNED} AND jobs_job.lease = run.lease AND jobs_job.token = run.token
+    WHERE jobs_job.id = run.id AND {STILL_RUNNING} AND jobs_job.lease = run.lease AND jobs_job.token = run.token
       AND NOT EXISTS (SELECT 1 FROM jobs_cancellation WHERE job = run.id)
     RETURNING 1
 )

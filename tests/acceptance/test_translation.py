@@ -424,8 +424,8 @@ def test_lists_nodes_markers_and_calls(in_german, german):
     jobs_made = [make(state) for state in Job.State.values]
     for query in ({}, {"state__exact": "failed"}, {"o": "ended"}, {"q": "nichts"}):
         look(german, in_german, admin("job_changelist"), "weitere Filter", **query)
-    transitions.bury(make_node().pk, "default")
-    transitions.bury(make_node().pk, "default", signed_off=True)
+    transitions.write_death(make_node().pk, "default")
+    transitions.write_death(make_node().pk, "default", signed_off=True)
     for node in (alive(), alive(stopping_at=timezone.now()), alive(queues=[]), make_node(), *Node.objects.all()):
         look(german, in_german, admin("node_change", node.pk), "Letztes Lebenszeichen")
     look(german, in_german, admin("node_changelist"), "stumm", "aktiv", "stoppt", "ausgefallen", "gestoppt")

@@ -205,7 +205,7 @@ def test_a_dead_workers_job_is_rescued_and_fails_at_its_limit(told, node, settin
     told.clear()
     for _ in range(2):
         assert claim(result.id, node.pk)
-        transitions.bury(node.pk, "default")
+        transitions.write_death(node.pk, "default")
         settings.JOBS = {**settings.JOBS, "MAX_NODE_LOSSES": 2}
         rescue.rescue_all("default")
         node = Node.objects.create(hostname="next", pid=2)
@@ -266,7 +266,7 @@ def test_a_receiver_that_raises_changes_no_jobs_fate(broken, caplog, node):
     assert effects() == {"a": 1}
     job = Job.objects.get(state="ready")
     assert claim(job.pk, node.pk)
-    transitions.bury(node.pk, "default")
+    transitions.write_death(node.pk, "default")
     assert rescue.rescue_all("default") == 1
     assert Job.objects.get(pk=job.pk).state == "ready"
 

@@ -22,7 +22,7 @@ REST = Without("jobs.maintenance.rescue:OwnJobs._finish_in", "0", call="transiti
 #: A row of a claim that is not young any more is renewed before it is begun.
 RENEWAL = Without("jobs.worker.runner:Runner._renew", "True")
 #: Behind it, the fence of the completion.
-FENCE = Without("jobs.store.postgresql:SUCCEED", "", clause=" AND {OWNED} AND lease = {{3}} AND token = {{4}}")
+FENCE = Without("jobs.store.postgresql:SUCCEED", "", clause=" AND {STILL_RUNNING} AND lease = {{3}} AND token = {{4}}")
 #: What waits behind a long body is given back.
 WAITING = "jobs.maintenance.rescue:OwnJobs.hand_back_waiting"
 

@@ -40,7 +40,7 @@ def cancel_all(alias: str) -> int:
 
     for node in Node.objects.using(alias).filter(dead_at=None):
         # If it lives, then beside the original. Here it may claim nothing.
-        transitions.bury(node.pk, alias)
+        transitions.write_death(node.pk, alias)
     running = list(Job.objects.using(alias).filter(state=State.RUNNING).values_list("pk", flat=True))
     done = sum(transitions.finish_running(job_id, alias, cancel) for job_id in running)
     for disown in extensions.through("disown"):

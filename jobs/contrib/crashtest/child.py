@@ -29,7 +29,7 @@ from django.test.utils import override_settings
 from django.utils import timezone
 
 from jobs.conf import conf, reads_rows
-from jobs.contrib.crashtest.copies import Copy, use
+from jobs.contrib.copies.copies import Copy, use
 from jobs.contrib.crashtest.recorder import CLIENTS, Operation, Recorder
 from jobs.lifecycle.transitions import NEVER
 from jobs.lifecycle.worker_state import WorkerState, worker_state

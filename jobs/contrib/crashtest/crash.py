@@ -21,7 +21,8 @@ from django.db.transaction import TransactionManagementError
 
 from jobs import extensions
 from jobs.conf import conf, is_ours
-from jobs.contrib.crashtest import child, compare, copies
+from jobs.contrib.copies import copies
+from jobs.contrib.crashtest import child, compare
 from jobs.contrib.crashtest.child import Children
 from jobs.contrib.crashtest.compare import Outcome, Varying
 from jobs.contrib.crashtest.recorder import Operation

@@ -5,8 +5,6 @@ What is for one service alone goes to a second exchange, under both names, and i
 broker's permissions decide who may read what, also of what is sent again.
 """
 
-from __future__ import annotations
-
 import random
 import threading
 import time

@@ -1,7 +1,5 @@
 """Control messages: what services say to each other beside their events. Each value is checked: any sender may lie."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from datetime import datetime

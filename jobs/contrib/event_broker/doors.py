@@ -1,7 +1,5 @@
 """The part of the broker of events in the core."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from threading import Event
 

@@ -1,7 +1,5 @@
 """``celery control rate_limit``: of a task of ours it is set for all workers, by one row, and stays over restarts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from jobs.conf import is_ours

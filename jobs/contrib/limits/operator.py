@@ -1,7 +1,5 @@
 """What the operator's room shows of limits."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import count, product
 
+from jobs.contrib.copies.copies import PostgresCopy
 from jobs.contrib.crashtest.child import PATIENCE, Broken, Child, Children, run_all
-from jobs.contrib.crashtest.copies import PostgresCopy
 from jobs.contrib.crashtest.recorder import Operation
 
 #: Which of the two goes on, and for how many steps; None: to its end.

@@ -8,6 +8,7 @@ from typing import Any
 from django.utils.translation import gettext, ngettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
+from jobs.conf import conf
 from jobs.contrib.operator.problem import Kind, Link, Problem
 from jobs.contrib.vault.tokens import CannotDecrypt
 from jobs.inspection.counts import MOST
@@ -33,6 +34,8 @@ def _cure() -> str:
 
 
 def problems(found: dict[str, Any]) -> Iterator[Problem]:
+    if not conf().ENCRYPT_KEYS and not conf().ENCRYPT:
+        return
     waiting = Job.objects.filter(AWAITING, waits_for=CannotDecrypt.waits_for)
     number = sum(rows[:MOST].count() for rows in databases.each(waiting))
     if number:

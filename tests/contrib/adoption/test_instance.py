@@ -224,7 +224,7 @@ def test_maintenance_marks_a_fresh_database():
 def test_a_worker_whose_database_becomes_a_copy_stops():
     with Worker(concurrency=1) as worker:
         Instance.objects.update(mark="another")
-        transitions.bury(worker.node.pk, "default")
+        transitions.write_death(worker.node.pk, "default")
         assert worker.process.wait(60) is not None
         assert (
             "the supervisor is gone, this worker stops: the database 'default' is marked as 'another'" in worker.text()

@@ -10,7 +10,7 @@ from celery import Celery
 from django.core.checks import run_checks
 from django.db import connections
 
-from jobs import checks
+from jobs import checks, store
 from jobs import conf as project
 from jobs.conf import conf, private, problems
 from tests.helpers.checked import Router, app, body, ids, worker
@@ -56,6 +56,7 @@ def test_jobs_that_live_apart_from_the_data(settings):
 
 def test_another_isolation_level(settings, monkeypatch):
     monkeypatch.setattr(connections["default"], "vendor", "postgresql")
+    monkeypatch.setattr(store, "of", store.of.__wrapped__)
     for level, expected in ((None, []), (2, []), (3, ["jobs.W004"]), (4, ["jobs.W004"])):
         monkeypatch.setitem(settings.DATABASES["default"]["OPTIONS"], "isolation_level", level)
         assert ids(checks.check_settings()) == expected

@@ -239,7 +239,7 @@ def test_running(node):
     assert ask(job.pk)["reasons"][0]["cure"].startswith(f"To end it: manage.py jobs {verb} {job.pk}")
     Cancellation.objects.create(job=job.pk, reason="by hand")
     assert codes(job.pk) == ["ending", "running"]
-    transitions.bury(node.pk, "default")
+    transitions.write_death(node.pk, "default")
     assert codes(job.pk)[:2] == ["node_dead", "ending"]
     node.delete()
     assert codes(job.pk)[0] == "node_dead"

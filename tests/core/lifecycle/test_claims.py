@@ -146,7 +146,7 @@ def test_what_is_not_ready_is_not_claimed(node):
 def test_a_dead_node_claims_nothing(node):
     make()
     assert claim(node=uuid.uuid4()) == [], "nor one that nobody knows"
-    transitions.bury(node.pk, "default")
+    transitions.write_death(node.pk, "default")
     assert claim() == []
     assert claim(node=make_node().pk) != []
 

@@ -310,7 +310,7 @@ def test_a_rescuer_that_comes_second_leaves_the_next_run_alone(monkeypatch):
     dead, alive = make_node(), make_node()
     job = make()
     assert claim(job.pk, dead.pk)
-    transitions.bury(dead.pk, "default")
+    transitions.write_death(dead.pk, "default")
     end_backends = rescue.end_backends
 
     def give_back_and_claim(runs, using):
@@ -440,7 +440,7 @@ def test_of_a_dead_machines_claim_only_what_may_have_been_begun_counts():
     """The rows run in their order, and each is finished before the next one begins."""
     done, begun, *waiting = batch()
     assert transitions.succeed(done, None, 0.0)
-    transitions.bury(done.node_id, "default")
+    transitions.write_death(done.node_id, "default")
     assert rescue.rescue_all("default") == 4
     assert states(begun, *waiting) == [("ready", 0, 1), *[("ready", 0, 0)] * 3]
     assert [job.errors for job in waiting] == [[], [], []]
@@ -452,7 +452,7 @@ def test_of_a_dead_machines_old_claim_the_renewed_row_counts():
     done, begun, *waiting = batch()
     assert transitions.succeed(done, None, 0.0)
     assert claims.renew(begun)
-    transitions.bury(done.node_id, "default")
+    transitions.write_death(done.node_id, "default")
     assert rescue.rescue_all("default") == 4
     assert states(begun, *waiting) == [("ready", 0, 1), *[("ready", 0, 0)] * 3]
 
@@ -460,7 +460,7 @@ def test_of_a_dead_machines_old_claim_the_renewed_row_counts():
 def test_a_rescuer_that_comes_in_between_counts_nobody_else(monkeypatch):
     """Two look at the same dead claim, or one is killed in the middle: the row that counts goes back last."""
     begun, *waiting = batch()
-    transitions.bury(begun.node_id, "default")
+    transitions.write_death(begun.node_id, "default")
     finish, looks = transitions.finish_running, []
 
     def settle_and_look(*args, **where):
@@ -479,7 +479,7 @@ def test_a_rescuer_that_comes_in_between_counts_nobody_else(monkeypatch):
 def test_as_long_as_a_row_of_a_claim_is_locked_none_of_it_counts(caplog):
     """Else the locked one, which was never begun, would be the first that is left of its claim, and count."""
     begun, *waiting = batch()
-    transitions.bury(begun.node_id, "default")
+    transitions.write_death(begun.node_id, "default")
     with open_transaction(lambda: list(Job.objects.select_for_update().filter(pk=waiting[1].pk))):
         assert [rescue.rescue_all("default") for _ in range(3)] == [3, 0, 0]
         assert states(begun, waiting[1]) == [("running", 0, 0), ("running", 0, 0)]

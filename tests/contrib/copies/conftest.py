@@ -1,0 +1,3 @@
+from tests.helpers.alone import is_alone
+
+__all__ = ["is_alone"]
