@@ -99,7 +99,7 @@ class Extension:
     def ended(self, job: Any, error: Mapping[str, Any]) -> Callable[[], None] | None:
         """A job is about to end without success, by its run or from outside: what to write in that transaction.
 
-        It is asked again, and what it wrote is rolled back, if that has to begin anew.
+        If that begins anew, what it wrote is rolled back; it may be asked again, or what it returned called again.
         """
 
     #: Tells others of runs, in their processes, if ``worker_state.wants_events``: ``send_start(run)``, and

@@ -91,6 +91,7 @@ cancelled = JobSignal("cancelled")
 
 #: A run ended without a result, and the job waits again. ``action``: ``"snoozed"`` (its body asked for it, or found
 #: something busy), ``"rescued"`` (its worker died, or nobody ran it), ``"crashed"`` (its process died in it) or
-#: ``"handed_back"`` (its worker stopped, its database went away, or its body raised ``Reject(requeue=True)``).
-#: ``error``: the entry of ``Job.errors``, None for a hand-back that counts nowhere.
+#: ``"handed_back"`` (its worker stopped, its database went away, its body raised ``Reject(requeue=True)``, or this
+#: worker cannot run it: it has not the key of its arguments, or is of an earlier release).
+#: ``error``: the entry of ``Job.errors``, or why this worker cannot run it; else None.
 rescued = JobSignal("rescued")

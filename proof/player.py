@@ -217,7 +217,7 @@ class Player:
                     return "the code goes this way with its guard"
             with taken_out(code):
                 self.play(trace)
-        except Differs as exc:
+        except (Differs, Error) as exc:
             return f"without its guard the code does not go this way: {exc}"
         return ""
 

@@ -26,6 +26,7 @@ INSTALLED_APPS = [
     "jobs.events",
     "jobs.contrib.event_broker",
     "jobs.contrib.kept_logs",
+    "jobs.contrib.saved_filters",
     "shop",
 ]
 MIDDLEWARE = [

@@ -122,7 +122,8 @@ TOGETHER = (
     "rabbitmq",
     "tests/acceptance/test_strangers.py",
     "tests/celery_suite/",
-    "tests/products/",
+    "tests/products/pretix/",
+    "tests/products/weblate/",
 )
 
 

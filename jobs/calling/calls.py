@@ -140,7 +140,7 @@ def terms(task: Any, args: Any, kwargs: Any, given: Mapping[str, Any]) -> Terms:
     }
     row |= {name: options[name] for name in OPTIONS if options.get(name)}
     if key is not None:
-        # The time tells this call from an earlier one of that id, also where the id says a time.
+        # The id alone does not tell this call from an earlier one, not even a UUIDv7.
         row |= {"is_given": True, "is_frozen": is_frozen, "made_at": timezone.now()}
     if run_at is not None:
         row |= {"state": State.SCHEDULED, "run_at": run_at}

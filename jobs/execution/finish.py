@@ -111,7 +111,7 @@ def _meant(run: Run, exc: BaseException, error: dict[str, Any]) -> Outcome:
         case Snooze() | Busy():
             return _snoozed(job, error, exc.seconds if isinstance(exc, Snooze) else None)
         case NotHere():
-            seconds = random.uniform(0.5, 1) * exc.pause
+            seconds = random.uniform(0.5, 1) * min(exc.pause * 2 ** min(max(job.lease - 1, 0), 9), exc.longest)
             write = partial(transitions.hand_back, job, seconds, error, exc.waits_for)
             return Outcome("handed_back", f"left to another worker: {exc}", write, ignored, logging.WARNING)
         case Reject(requeue=True):

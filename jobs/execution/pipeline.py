@@ -319,6 +319,9 @@ def call_body(run: Run, args: Any, kwargs: Any) -> None:
             run.result = run.result.within(run.is_atomic)
     except Replaced as exc:
         run.replacement = exc.signature
+    except NotHere as exc:
+        # The body has read another job. It has begun, so this one is not left to others.
+        raise RuntimeError(str(exc)) from exc
     finally:
         run.slot.enter(NAMED)
     if run.result is not None:

@@ -42,8 +42,9 @@ class Suspended(BaseException):
 class NotHere(Exception):
     """This process cannot run the job, and another one may: it waits for that, which counts nowhere."""
 
-    #: Seconds until it is tried again, at the most; and why it waits (``Job.waits_for``), if that is to be found.
-    pause = 5.0
+    #: Seconds until it is tried again, at the most: twice as many with each claim, up to the longest; and why it waits
+    #: (``Job.waits_for``), if that is to be found.
+    pause = longest = 5.0
     waits_for: str | None = None
 
 

@@ -200,7 +200,7 @@ class Store:
         """The tables that hold the rows of a table, and its indexes and constraints."""
         return [table]
 
-    #: What ended is apart from what lives, and goes with the other jobs of its day.
+    #: Whether what ended is apart from what lives, and goes with the other jobs of its day.
     is_divided: Any = False
 
     def withdraw(self, key: uuid.UUID) -> bool:

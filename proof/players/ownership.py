@@ -62,7 +62,7 @@ class Ownership(Player):
         self.held: list[dict[int, Job]] = [{}, {}]
         #: Transactions without a client, by their job.
         self.left: dict[int, tuple[Session, Job]] = {}
-        #: Whose session the server has ended, and who has completed.
+        #: The process that has completed each job, before its COMMIT.
         self.completed: dict[int, int] = {}
         self._crashed = False
         for number in (1, 2):

@@ -12,7 +12,8 @@ from tests.settings import INSTALLED_APPS
 INSTALLED_APPS = [app for app in INSTALLED_APPS if not app.startswith("shop") and find_spec(app)]
 if "jobs.events" not in INSTALLED_APPS:
     INSTALLED_APPS = [app for app in INSTALLED_APPS if app != "jobs.contrib.event_broker"]
-MIGRATION_MODULES = {"jobs": None, "jobs_events": None, "jobs_event_broker": None, "jobs_kept_logs": None}
+LABELS = ("jobs", "jobs_events", "jobs_event_broker", "jobs_kept_logs", "jobs_saved_filters")
+MIGRATION_MODULES = dict.fromkeys(LABELS)
 if not find_spec("jobs.contrib.transport"):
     # The database is a broker by that extension.
     CELERY_BROKER_URL = os.environ.get("JOBS_TEST_BROKER", "memory://")

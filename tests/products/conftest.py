@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-import venv
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,18 +25,18 @@ def _pip(python: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([python, "-m", "pip", *command, *options], capture_output=True, text=True)
 
 
-def _made(product: str, *others: str) -> Path:
+def _made(product: str, *others: str, on: str = sys.executable) -> Path:
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     # Of this checkout only what it asks for: its code comes by the path, so that it is always the one under test.
     ours = [line for line in setup["options"]["install_requires"].split("\n") if line and not line.startswith("#")]
     wanted = [product, *others, *ours]
-    state = hashlib.sha256(f"{wanted} {sys.version}".encode()).hexdigest()[:12]
+    state = hashlib.sha256(f"{wanted} {on} {Path(on).resolve()}".encode()).hexdigest()[:12]
     directory = CACHE / f"{product.partition('==')[0].partition('[')[0].lower()}-{state}"
     python = directory / "bin" / "python"
     if not (directory / "complete").exists():
         shutil.rmtree(directory, ignore_errors=True)
-        venv.create(directory, with_pip=True)
+        subprocess.run([on, "-m", "venv", directory], check=True)
         name = product.partition("==")[0].partition("[")[0]
         if (asked := _pip(python, "index", "versions", name)).returncode:
             shutil.rmtree(directory)
@@ -51,6 +50,8 @@ def _made(product: str, *others: str) -> Path:
 @pytest.fixture(scope="session")
 def product() -> Callable[..., Path]:
     """``product("pretix==1.0", "other")``: the interpreter of an environment that has them, and what jobs asks for.
+
+    It is one of the Python ``on``, by default of this one.
 
     Run it with ``PYTHONPATH`` of this checkout. The test is skipped where the index has no such product.
     """

@@ -18,7 +18,8 @@ from kombu.utils.url import maybe_sanitize_url
 from jobs import store
 from jobs.calling.options import says_how_to_retry
 from jobs.checks import OF_APP, OF_SETTINGS, OF_TASKS, OF_WORKER, add_texts, driver, own_tasks, pool_of, say
-from jobs.conf import conf, did_you_mean, private
+from jobs.conf import conf, did_you_mean, is_stock, private
+from jobs.conf import own_tasks as jobs_own
 from jobs.models import Job, tables
 
 add_texts("""
@@ -153,12 +154,28 @@ def unusual(worker: Any) -> Iterator[CheckMessage]:
     for alias in conf().DATABASES if pool in ("thread", "solo") else ():
         # Each thread that runs jobs keeps one; stock tasks run beside them.
         yield from _small_pool(alias, 1 + (worker.concurrency if pool == "thread" else 1))
-    if not getattr(worker.app.Task, "is_transactional", False):
+    if not _is_ours(worker.app) and not _has_only_stock(worker.app):
         yield say("W001")
     default_limit = worker.time_limit or worker.app.conf.task_time_limit
     unlimited = {name for name, task in own_tasks(worker.app).items() if not (task.time_limit or default_limit)}
     if unlimited and pool == "prefork":
         yield say("W011", tasks=unlimited)
+
+
+@OF_TASKS.append
+def stock(app: Any) -> Iterator[CheckMessage]:
+    if _has_only_stock(app):
+        yield say("W001")
+
+
+def _has_only_stock(app: Any) -> bool:
+    """The project has tasks, and none is ours: the app's task_cls was forgotten."""
+    names = {name for name in app.tasks if not is_stock(name) and name not in jobs_own()}
+    return bool(names) and names.isdisjoint(own_tasks(app)) and not _is_ours(app)
+
+
+def _is_ours(app: Any) -> bool:
+    return bool(getattr(app.Task, "is_transactional", False))
 
 
 @OF_TASKS.append

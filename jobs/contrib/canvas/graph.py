@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from django.utils.translation import gettext, ngettext
@@ -113,7 +114,7 @@ def _boxes(own: Job, first: Job, called: Mapping[Any, Sequence[Job]]) -> list[Bo
             boxes.append(follows)
         follows.before = parts
     for box in [*boxes]:
-        boxes += _rest(box, by_id)
+        boxes += islice(_rest(box, by_id), MOST)
     return boxes
 
 
@@ -139,9 +140,12 @@ def _id(signature: Any) -> str | None:
 def _place(boxes: list[Box]) -> None:
     """Give each its column, behind all that it follows, and its row there."""
     for _ in boxes:
+        before = [box.column for box in boxes]
         for box in boxes:
             # Somebody may have edited the rows by hand: then they may go round in a circle.
             box.column = min(len(boxes), max((1 + each.column for each in box.before), default=0))
+        if before == [box.column for box in boxes]:
+            break
     rows: Counter[int] = Counter()
     for box in boxes:
         box.row = rows[box.column]

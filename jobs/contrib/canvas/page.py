@@ -52,7 +52,7 @@ def _family(job: Job, using: str) -> tuple[Job, dict[Any, list[Job]]]:
 
 
 def _oldest(first: Job, called: dict[Any, list[Job]]) -> dict[Any, list[Job]]:
-    """The same of fewer: of each generation so many, as long as these are not as many."""
+    """At most SHOWN jobs of each generation, until there are SHOWN in all."""
     found: dict[Any, list[Job]] = {}
     level, number = [first], 1
     while level and number < SHOWN:

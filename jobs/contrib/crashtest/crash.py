@@ -274,8 +274,8 @@ class Examiner:
 def alike(points: Sequence[int], operations: Sequence[Operation]) -> list[list[int]]:
     """Points that are one: between statements of an open transaction, with nothing else between them.
 
-    Whichever of them was the last, it is rolled back with those before it. After the last one also that is done which
-    nobody sees.
+    Whichever of them was the last, it is rolled back with those before it. It is killed after the last one, because by
+    then the unseen effects between them have happened too.
     """
     is_open = {each.number for each in operations if each.is_open}
     found: list[list[int]] = []

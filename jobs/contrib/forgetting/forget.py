@@ -83,7 +83,7 @@ def _families(tags: Mapping[str, Any]) -> list[tuple[list[uuid.UUID], str]]:
             seen.update(keys)
             found.append((keys, alias))
             callers += keys + [event.uuid for events in _events(keys, alias) for event in events.only("uuid")]
-        children = {alias: (_ids(alias, parent_id__in=part) for part in _parts(callers)) for alias in level}
+        children = {alias: [_ids(alias, parent_id__in=part) for part in _parts(callers)] for alias in level}
         level = {alias: [key for part in parts for key in part if key not in seen] for alias, parts in children.items()}
     return found
 

@@ -58,12 +58,13 @@ class Member:
     def _call_body(self) -> None:
         run = self.run
         run.request.jobs_run = run
-        with self._entered():
-            if sentry.MODULE in sys.modules:
-                # Without that extension it runs alone, as after all that is raised here.
-                from jobs.contrib.aio import sentry as scopes
+        if sentry.MODULE in sys.modules:
+            # Without that extension it runs alone, as after all that is raised here. What is hidden from Sentry is
+            # read where a run is entered.
+            from jobs.contrib.aio import sentry as scopes
 
-                self._around.enter_context(scopes.around(run))
+            self._around.enter_context(scopes.around(run))
+        with self._entered():
             self._around.enter_context(extensions.around("around", run))
             self.has_begun = True
             tracer.begin(run)

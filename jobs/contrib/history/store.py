@@ -163,6 +163,8 @@ def _alone(using: str) -> Iterator[bool]:
     with databases.apart(using) as own:
         own.set_autocommit(False)
         with own.cursor() as cursor:
+            # It waits while a large table is validated.
+            cursor.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
             cursor.execute(_TRY)
             yield cursor.fetchone()[0]
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 import logging
 import sys
 from collections import deque
-from contextlib import nullcontext
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any
 
 from django.core.signals import setting_changed
-from django.db import connections, transaction
+from django.db import transaction
 
 from jobs import signals, store
 from jobs.conf import conf
@@ -24,6 +23,7 @@ from jobs.contrib.kept_logs.models import LogLines
 from jobs.contrib.vault.seal import of_task
 from jobs.contrib.vault.tokens import encrypt
 from jobs.lifecycle.run import Run, current_run
+from jobs.models import Job
 from jobs.models.values import safe_repr, scrub
 
 #: Of an attempt so many lines, and characters of them, are kept: one half are the first, the other the last.
@@ -91,7 +91,8 @@ def _catch() -> None:
 
 def _note(run: Run, record: logging.LogRecord) -> None:
     # What our own log says of a job, its row says as well.
-    if record.name != "jobs" and record.levelno >= level_of(run.job.task):
+    # ``logging.makeLogRecord()`` makes one without a level, and fills it in later.
+    if record.name != "jobs" and record.levelno is not None and record.levelno >= level_of(run.job.task):
         vars(run).setdefault("log_lines", Lines()).add(_line(record))
 
 
@@ -102,7 +103,8 @@ def _line(record: logging.LogRecord) -> list[Any]:
             text = f"{text}\n{logging.Formatter().formatException(record.exc_info)}"
     except Exception as exc:
         # As the log does, which complains on stderr.
-        text = f"{record.msg!s} {safe_repr(record.args)} ({exc!r})"
+        says = record.msg if isinstance(record.msg, str) else safe_repr(record.msg)
+        text = f"{says} {safe_repr(record.args)} ({exc!r})"
     return [round(record.created, 3), record.levelname, scrub(record.name, 200), scrub(text, LONGEST)]
 
 
@@ -129,13 +131,16 @@ def _write(job: Any, using: str, **kwargs: Any) -> None:
     said = found.stored()
     lines = LogLines(job=job.pk, attempt=job.lease, lines=said if of_task(job.task) is None else encrypt(said))
     try:
-        # In a transaction is only a test, which goes on if this fails.
-        own = transaction.atomic(using=using) if connections[using].in_atomic_block else nullcontext()
-        with store.of(using).write_mutex(), own:
+        with store.of(using).write_mutex(), transaction.atomic(using=using):
+            # Race: the job was deleted, with the lines that it had, since its end.
+            rows = Job.objects.using(using).filter(pk=job.pk).select_for_update()
+            if rows.values_list("pk", flat=True).first() is None:
+                return
             lines.save(using=using, force_insert=True)
             if job.lease > ATTEMPTS:
-                rows = LogLines.objects.using(using).filter(job=job.pk, attempt__lte=job.lease - ATTEMPTS)
-                rows._raw_delete(using)
+                kept = LogLines.objects.using(using).filter(job=job.pk)
+                newest = kept.order_by("-attempt", "-pk").values_list("pk", flat=True)[:ATTEMPTS]
+                kept.exclude(pk__in=[*newest])._raw_delete(using)
     except Exception:
         about = {"action": "log_lines_lost", "job": str(job.pk)}
         logger.warning("%s[%s] its lines could not be kept", job.task, job.pk, exc_info=sys.exc_info(), extra=about)

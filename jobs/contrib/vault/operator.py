@@ -29,7 +29,7 @@ KINDS = {
 def _cure() -> str:
     return gettext(
         "Give all workers the key that was the first of JOBS['ENCRYPT_KEYS'] when they were called, behind the newer "
-        "ones. Until then they are tried again every half a minute, and use no attempt."
+        "ones. Until then they are tried again, after half a minute and then ever less often, and use no attempt."
     )
 
 

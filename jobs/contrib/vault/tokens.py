@@ -39,7 +39,8 @@ class Encrypted(Repr):
 class CannotDecrypt(NotHere):
     """None of the keys here made the token. Another worker may have its key: while keys change each has its own."""
 
-    pause = 30.0
+    # There may be very many of them, for long.
+    pause, longest = 30.0, 600.0
     waits_for = "key:"
 
 

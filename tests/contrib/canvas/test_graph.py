@@ -33,7 +33,7 @@ def test_a_chain_and_what_is_not_called_yet(viewer):
     assert said == [("noop: ready (this job)", False), *[("noop: not called yet", False)] * 2]
     assert lines == 2
     run_jobs()
-    said, lines = boxes(viewer, Job.objects.order_by("pk").first())
+    said, lines = boxes(viewer, Job.objects.get(pk=job.pk))
     assert said == [("noop: succeeded (this job)", False), *[("noop: succeeded", True)] * 2]
     assert lines == 2
 

@@ -121,7 +121,8 @@ def test_what_was_called_in_another_database_is_found(second):
     ended = {"task": "tests.tasks.noop", "state": "succeeded", "finished_at": timezone.now()}
     child = Job.objects.using(second).create(**ended, parent_id=parent.pk)
     Job.objects.create(**ended, parent_id=child.pk)
-    assert forget({"user": 5}, dry_run=True).jobs == 3
+    Job.objects.create(**ended, parent_id=parent.pk)
+    assert forget({"user": 5}, dry_run=True).jobs == 4
 
 
 def test_the_command(ada, capsys):

@@ -61,3 +61,9 @@ def odd():
         raise KeyError("gone")
     except KeyError:
         logger.exception("with a NUL \0, and a traceback")
+
+
+@shared_task
+def copies():
+    logging.makeLogRecord({"msg": "a copy"})
+    logger.info("and goes on")

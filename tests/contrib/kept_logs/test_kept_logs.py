@@ -5,6 +5,7 @@ import html
 import json
 import logging
 import re
+from contextlib import suppress
 from unittest.mock import Mock
 
 import pytest
@@ -313,3 +314,39 @@ def test_who_may_not_decrypt_reads_none(settings, viewer, declare):
 def test_what_cannot_be_meant(settings, given):
     settings.JOBS = {**settings.JOBS, "KEEP_LOGS": given}
     assert "must be a dict of levels" in problems()[0]
+
+
+def test_a_record_that_is_made_without_a_level_harms_no_body():
+    """``logging.makeLogRecord()`` fills the level in later: structlog makes each line so."""
+    job = tasks.copies.delay()
+    run_jobs()
+    assert said(job) == {1: ["and goes on"]}
+
+
+def test_a_message_that_cannot_be_text_is_said_to_be_so():
+    class Unsayable:
+        def __str__(self):
+            raise ZeroDivisionError
+
+    record = logging.makeLogRecord({"msg": Unsayable(), "levelno": logging.INFO})
+    assert "ZeroDivisionError" in lines._line(record)[-1]
+
+
+def test_a_job_that_was_deleted_since_its_end_gets_no_lines(monkeypatch):
+    tasks.says.delay()
+    monkeypatch.setattr(lines, "of_task", lambda task: Job.objects.all()._raw_delete("default") and None)
+    with suppress(Job.DoesNotExist):
+        run_jobs()
+    assert not LogLines.objects.exists()
+
+
+def test_the_newest_attempts_that_said_something_have_lines(monkeypatch):
+    """A claim that ran no body says nothing, and takes nobody's place."""
+    monkeypatch.setattr(lines, "ATTEMPTS", 2)
+    job = tasks.says.delay()
+    LogLines.objects.bulk_create(
+        LogLines(job=job.id, attempt=number, lines={"first": [], "dropped": 0, "last": []}) for number in (1, 3)
+    )
+    Job.objects.filter(pk=job.id).update(lease=40)
+    run_jobs()
+    assert sorted(LogLines.objects.values_list("attempt", flat=True)) == [3, 41]

@@ -22,6 +22,19 @@ def test_an_app_whose_tasks_are_stock():
     assert ids(checks.for_worker(worker(plain))) == ["jobs.W001"]
 
 
+def test_no_task_of_a_project_is_a_job_and_no_worker_has_to_start_to_say_so(settings, only_their_own_tasks):
+    plain = Celery("plain", set_as_current=False, fixups=[])
+    plain.conf.update(celery_settings())
+    assert ids(checks.check_tasks(plain)) == []
+    plain.task(name="t.first")(body)
+    assert ids(checks.check_tasks(plain)) == ["jobs.W001"]
+    assert ids(checks.for_worker(worker(plain))) == ["jobs.W001"]
+    plain.task(name="t.second", base=Task)(body)
+    assert ids(checks.check_tasks(plain)) == []
+    settings.JOBS = {**settings.JOBS, "EXCLUDE": ["t.first"]}
+    assert ids(checks.for_worker(worker(plain))) == ["jobs.W001"]
+
+
 class Classy(celery.Task):
     name = "t.classy"
 

@@ -269,6 +269,19 @@ def test_without_its_key_the_job_waits_for_a_worker_that_has_it(declare, setting
     assert problems_of_keys() == []
 
 
+def test_a_body_that_cannot_read_another_job_fails_and_is_not_left_to_others(declare, settings):
+    """It has begun, and would begin again and again."""
+    hidden = declare(name="t.all", body=body).apply_async([SECRET], countdown=3600).id
+    turn(settings, NEW)
+
+    def reads(pk):
+        decoded(Job.objects.get(pk=pk).args)
+
+    job = declare(name="u.reads", body=reads, max_retries=0).delay(hidden)
+    run_jobs(raises=False)
+    assert [Job.objects.get(pk=job.id).state, Job.objects.get(pk=job.id).error["type"]] == ["failed", "RuntimeError"]
+
+
 def test_what_comes_before_the_body_has_its_arguments(declare):
     """Celery's signal, and the task's own ``before_start``. What is told to people has not."""
     met = []

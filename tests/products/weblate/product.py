@@ -11,17 +11,14 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from django.conf import settings
-
-from tests.helpers.servers import Missing, Redis, Server, die_with_parent
+from tests.helpers.servers import Postgres, Redis, Server, die_with_parent
 
 VERSION = "2026.10.1"
-#: What `pip install "weblate[postgres]"` takes with it.
-REQUIREMENTS = [f"weblate[postgres]=={VERSION}"]
+REQUIREMENT = f"weblate[postgres]=={VERSION}"
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
-CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "django-transactional-jobs" / "products"
 
 #: The functions of ``flows.py``, in their order.
 FLOWS = re.findall(r"^    (\w+),$", (HERE / "flows.py").read_text().partition("\nFLOWS = [")[2].partition("]")[0], re.M)
@@ -74,49 +71,27 @@ class GitDaemon(Server):
         return die_with_parent("git", "daemon", *options, f"--port={self.port}", f"--base-path={self.directory}")
 
 
-def environment() -> Path:
-    """The environment's folder of programs; :class:`Missing` with the reason if it cannot be made."""
-    if given := os.environ.get("JOBS_TEST_WEBLATE"):
-        return Path(given) / "bin"
-    folder = CACHE / f"weblate-{VERSION}"
-    done = folder / "done"
-    if not done.exists():
-        python = _python()
-        shutil.rmtree(folder, ignore_errors=True)
-        for command in (
-            [python, "-m", "venv", str(folder)],
-            [str(folder / "bin/pip"), "install", "-q", *REQUIREMENTS, str(ROOT)],
-        ):
-            made = subprocess.run(command, capture_output=True, text=True, check=False)
-            if made.returncode:
-                raise Missing(f"Weblate cannot be installed: {' '.join(command)}: {made.stderr[-1000:]}")
-        done.touch()
-    return folder / "bin"
-
-
-def _python() -> str:
+def newer_python() -> str | None:
     """A Python that Weblate runs on."""
     if sys.version_info >= (3, 12):
         return sys.executable
     pyenv = sorted((Path.home() / ".pyenv" / "versions").glob("3.1[2-4].*/bin/python"), reverse=True)
-    found = [path for name in ("3.14", "3.13", "3.12") if (path := shutil.which(f"python{name}"))] + pyenv
-    for path in found:
-        if subprocess.run([path, "-c", "import sys; assert sys.version_info >= (3, 12)"], check=False).returncode == 0:
-            return str(path)
-    raise Missing("Weblate needs Python 3.12 or newer")
+    found = [path for name in ("3.14", "3.13", "3.12") if (path := shutil.which(f"python{name}"))] + [*map(str, pyenv)]
+    asks = "import sys; assert sys.version_info >= (3, 12)"
+    return next((path for path in found if subprocess.run([path, "-c", asks], check=False).returncode == 0), None)
 
 
 class Site:
     """An installation of Weblate: ``stock``, or ``jobs`` as in ``site/weblate_jobs.py``."""
 
-    def __init__(self, kind: str, folder: Path, redis: Redis) -> None:
-        self.kind, self.folder, self.bin = kind, folder, environment()
+    def __init__(self, kind: str, folder: Path, redis: Redis, postgres: Postgres, programs: Path) -> None:
+        self.kind, self.folder, self.bin, self.postgres = kind, folder, programs, postgres
         self.database = f"products_weblate_{kind}"
         self.redis = redis.url.removesuffix("/0")
         (folder / "data").mkdir(parents=True)
 
     def variables(self, **more: str) -> dict[str, str]:
-        given = settings.DATABASES["default"]
+        where = urlsplit(self.postgres.url)
         return {
             **{name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "DATABASE_URL"))},
             "DJANGO_SETTINGS_MODULE": f"weblate_{self.kind}",
@@ -125,10 +100,9 @@ class Site:
             "WEBLATE_DATA": str(self.folder / "data"),
             "WEBLATE_REDIS": self.redis,
             "WEBLATE_DATABASE": self.database,
-            "WEBLATE_USER": str(given["USER"]),
-            "WEBLATE_PASSWORD": str(given["PASSWORD"]),
-            "WEBLATE_HOST": str(given["HOST"]),
-            "WEBLATE_PORT": str(given["PORT"]),
+            "WEBLATE_USER": str(where.username),
+            "WEBLATE_HOST": str(where.hostname),
+            "WEBLATE_PORT": str(where.port),
             **more,
         }
 
@@ -146,35 +120,13 @@ class Site:
         assert made.returncode == 0, (command, made.stdout[-3000:], made.stderr[-5000:])
         return made.stdout
 
-    def sql(self, *statements: str) -> None:
-        import psycopg
-
-        given = settings.DATABASES["default"]
-        options = {"host": given["HOST"], "port": given["PORT"], "user": given["USER"], "password": given["PASSWORD"]}
-        with psycopg.connect(dbname="postgres", autocommit=True, **options) as session:
-            for each in statements:
-                session.execute(each)  # type: ignore[call-overload]
-
-    def migrate(self) -> None:
-        """A database of Weblate's own migrations, which take minutes: once for a server and a release."""
-        stock = f"products_weblate_{VERSION.replace('.', '_')}"
-        import psycopg
-
-        try:
-            self.sql(f"CREATE DATABASE {stock}_unfinished")
-        except psycopg.errors.DuplicateDatabase:
-            self.sql(f"DROP DATABASE {stock}_unfinished WITH (FORCE)", f"CREATE DATABASE {stock}_unfinished")
-        try:
-            self.sql(f"DROP DATABASE IF EXISTS {self.database} WITH (FORCE)")
-            self.sql(f"CREATE DATABASE {self.database} TEMPLATE {stock}")
-        except psycopg.errors.InvalidCatalogName:
-            unfinished = {"WEBLATE_DATABASE": f"{stock}_unfinished", "DJANGO_SETTINGS_MODULE": "weblate_stock"}
-            self.run("weblate", "migrate", **unfinished)
-            self.sql(f"ALTER DATABASE {stock}_unfinished RENAME TO {stock}")
-            self.sql(f"CREATE DATABASE {self.database} TEMPLATE {stock}")
-        self.sql(f"DROP DATABASE IF EXISTS {stock}_unfinished")
-        # Ours, and after it Weblate writes its settings of git into the folder of data.
-        self.run("weblate", "migrate")
+    def migrate(self, template: str | None = None) -> None:
+        """A database with Weblate's tables, and ours. ``template``: another one that has Weblate's."""
+        url = self.postgres.create_database(self.database, template or "template1")
+        if template is None:
+            self.postgres.execute("CREATE EXTENSION pg_trgm", url)
+        # Weblate also writes its settings of git into the folder of data then.
+        self.run("weblate", "migrate", "--run-syncdb", "-v", "0")
 
     def background(self, *command: str) -> subprocess.Popen:
         log = (self.folder / f"{command[0]}-{command[3]}.log").open("ab")
@@ -191,7 +143,6 @@ class Site:
 
     def flows(self) -> dict[str, Any]:
         """What each flow has left, as ``flows.py`` says it."""
-        self.migrate()
         said = self.folder / "flows.json"
         with ExitStack() as ending:
             daemon = GitDaemon()

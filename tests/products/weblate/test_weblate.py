@@ -2,48 +2,46 @@
 
 It needs Python 3.12 or newer, git with its daemon, PostgreSQL and Redis. On Debian its wheels are built with
 ``libcairo2-dev libgirepository1.0-dev libacl1-dev liblz4-dev libzstd-dev libxxhash-dev libssl-dev pkg-config`` (most
-of it for borgbackup, which has no wheel). Pango and GTK come from ``gir1.2-pango-1.0``. ``JOBS_TEST_WEBLATE`` names an
-environment that is there already.
+of it for borgbackup, which has no wheel). Pango and GTK come from ``gir1.2-pango-1.0``.
 """
 
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from django.conf import settings
 
-from tests.helpers.servers import Missing, Redis
-from tests.products.weblate.product import FLOWS, Site, environment
+from tests.conftest import server
+from tests.helpers.servers import Postgres, Redis
+from tests.products.weblate.product import FLOWS, REQUIREMENT, Site, newer_python
 
-pytestmark = [pytest.mark.slow, pytest.mark.servers, pytest.mark.timeout(3600), pytest.mark.xdist_group("weblate")]
+pytestmark = [pytest.mark.slow, pytest.mark.servers, pytest.mark.timeout(1500)]
 
 #: A first component of a project gives it a glossary.
 GLOSSARY_IS_MADE = {"a_component_is_added", "another_component_is_translated_by_itself"}
 
 
 @pytest.fixture(scope="module")
-def sites(tmp_path_factory) -> dict[str, Site]:
+def sites(product, tmp_path_factory) -> Iterator[dict[str, Site]]:
     """An installation with stock Celery, and one with jobs."""
-    if not settings.DATABASES["default"]["ENGINE"].endswith("postgresql"):
-        pytest.skip("Weblate is tried on PostgreSQL: set DATABASE_URL")
-    if shutil.which("git") is None:
-        pytest.skip("Weblate needs git")
-    try:
-        environment()
-        redis = [Redis() for _ in ("stock", "jobs")]
-    except Missing as exc:
-        pytest.skip(str(exc))
-    folder: Path = tmp_path_factory.mktemp("weblate")
-    yield {kind: Site(kind, folder / kind, each) for kind, each in zip(("stock", "jobs"), redis, strict=True)}
-    for each in redis:
+    if shutil.which("git") is None or (python := newer_python()) is None:
+        pytest.skip("Weblate needs git, and Python 3.12 or newer")
+    postgres: Any = server(Postgres)
+    programs = product(REQUIREMENT, on=python).parent
+    folder = tmp_path_factory.mktemp("weblate")
+    redis = {kind: Redis() for kind in ("stock", "jobs")}
+    yield {kind: Site(kind, folder / kind, redis[kind], postgres, programs) for kind in redis}
+    for each in redis.values():
         each.stop()
 
 
 @pytest.fixture(scope="module")
 def left(sites) -> dict[str, dict]:
     """What each flow has left, and the errors of its tasks."""
+    sites["stock"].migrate()
+    sites["jobs"].migrate(template=sites["stock"].database)
     return {kind: site.flows() for kind, site in sites.items()}
 
 

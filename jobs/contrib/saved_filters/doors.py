@@ -1,0 +1,1 @@
+"""It has no part in the core beside its pages."""
