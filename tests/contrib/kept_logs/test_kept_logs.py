@@ -328,7 +328,7 @@ def test_a_message_that_cannot_be_text_is_said_to_be_so():
         def __str__(self):
             raise ZeroDivisionError
 
-    record = logging.makeLogRecord({"msg": Unsayable(), "levelno": logging.INFO})
+    record = logging.makeLogRecord({"name": "a", "levelname": "INFO", "msg": Unsayable()})
     assert "ZeroDivisionError" in lines._line(record)[-1]
 
 
