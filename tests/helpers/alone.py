@@ -3,7 +3,9 @@
 import gc
 
 import pytest
+from celery import current_app
 from django.db import connection
+from kombu import pools
 
 from tests.helpers.servers import wait_for
 
@@ -18,6 +20,9 @@ def is_alone(request):
     request.getfixturevalue("transactional_db")
 
     def are_gone() -> bool:
+        # Of the broker that is the database.
+        pools.reset()
+        current_app.pool.force_close_all()
         gc.collect()
         with connection.cursor() as cursor:
             cursor.execute(OTHERS)

@@ -19,7 +19,7 @@ OTP_WEBAUTHN_ALLOWED_ORIGINS = [f"https://{SITE_DOMAIN}"]
 DATABASES["default"].update(
     NAME=os.environ["WEBLATE_DATABASE"],
     USER=os.environ["WEBLATE_USER"],
-    PASSWORD=os.environ["WEBLATE_PASSWORD"],
+    PASSWORD="",
     HOST=os.environ["WEBLATE_HOST"],
     PORT=os.environ["WEBLATE_PORT"],
 )
