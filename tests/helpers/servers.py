@@ -318,8 +318,8 @@ class Postgres(Server):
         pipe = f"{self.binaries}/pg_dump -Fc {source} | {self.binaries}/pg_restore --exit-on-error -d {target}"
         subprocess.run(["bash", "-o", "pipefail", "-c", pipe], check=True)
 
-    def execute(self, statement: str, url: str | None = None) -> None:
-        with closing(_driver().connect(url or self.url)) as connection:
+    def execute(self, statement: str) -> None:
+        with closing(_driver().connect(self.url)) as connection:
             connection.autocommit = True
             connection.cursor().execute(statement)
 

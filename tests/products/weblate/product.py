@@ -122,11 +122,9 @@ class Site:
 
     def migrate(self, template: str | None = None) -> None:
         """A database with Weblate's tables, and ours. ``template``: another one that has Weblate's."""
-        url = self.postgres.create_database(self.database, template or "template1")
-        if template is None:
-            self.postgres.execute("CREATE EXTENSION pg_trgm", url)
-        # Weblate also writes its settings of git into the folder of data then.
-        self.run("weblate", "migrate", "--run-syncdb", "-v", "0")
+        self.postgres.create_database(self.database, template or "template1")
+        # Weblate's take minutes. It also writes its settings of git into the folder of data then.
+        self.run("weblate", "migrate", "-v", "0")
 
     def background(self, *command: str) -> subprocess.Popen:
         log = (self.folder / f"{command[0]}-{command[3]}.log").open("ab")

@@ -5,8 +5,6 @@ import os
 from weblate.settings_example import *  # noqa: F403
 from weblate.settings_example import CACHES, DATABASES
 
-from tests.products.unmigrated import MIGRATION_MODULES  # noqa: F401
-
 DATA_DIR = os.environ["WEBLATE_DATA"]
 REDIS = os.environ["WEBLATE_REDIS"]
 
