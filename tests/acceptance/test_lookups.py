@@ -13,6 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
+from jobs.contrib.saved_filters.models import SavedFilter
 from jobs.events.models import Event, Subscription
 from jobs.models import Batch, Effect, Job, Limit, Marker, Node, Overview, Schedule, Signal, tables
 from tests.helpers.rows import make, make_node
@@ -56,6 +57,7 @@ def rows(db) -> dict[type, object]:
         ),
         Limit: Limit.objects.create(name="@celery", concurrency=1),
         Signal: Signal.objects.create(key="approved:1", payload={"password": SECRET}, taken_by=job.pk),
+        SavedFilter: SavedFilter.objects.create(owner=SECRET, name="a", query="queue=a", is_shared=True),
     }
     assert found.keys() == {*MODELS} - {Overview}, "each model with pages is tried"
     return found

@@ -32,6 +32,10 @@ def _plain(query: str) -> str:
     return urlencode(sorted((name, value) for name, value in parse_qsl(query) if name not in (PAGE_VAR, "e")))
 
 
+def _seen(user: str) -> QuerySet[SavedFilter]:
+    return SavedFilter.objects.filter(Q(owner=user) | Q(is_shared=True))
+
+
 class Saved(admin.ListFilter):
     title = _("saved filters")
     template = "jobs_saved_filters/filter.html"
@@ -53,8 +57,7 @@ class Saved(admin.ListFilter):
 
     def choices(self, changelist: Any) -> Iterator[Any]:
         self.save_url = url_of("savedfilter_save")
-        seen = SavedFilter.objects.filter(Q(owner=self.user) | Q(is_shared=True)).order_by("name", "pk")
-        for row in seen[: 2 * MOST]:
+        for row in _seen(self.user).order_by("name", "pk")[: 2 * MOST]:
             is_own = row.owner == self.user
             yield {
                 "display": row.name,
@@ -79,6 +82,9 @@ class SavedFilterAdmin(ReadOnlyAdmin):
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return may(request, "view_job")
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        return _seen(request.user.get_username())
 
     @page("save/", "savedfilter_save")
     def save(self, request: HttpRequest) -> HttpResponse:

@@ -70,6 +70,9 @@ def test_others_see_what_is_shared_and_only_its_owner_deletes_it(clients):
     ours = SavedFilter.objects.get(name="ours")
     assert "/drop/" not in clients["bob"].get(LIST).content.decode()
     clients["bob"].handler.enforce_csrf_checks = False
+    of_bob = clients["bob"].get(reverse("admin:jobs_saved_filters_savedfilter_changelist")).content.decode()
+    assert "ours" in of_bob
+    assert "mine" not in of_bob
     assert drop(clients["bob"], ours) == 404
     assert drop(clients["ada"], ours) == 302
     assert saved(clients["bob"]) == {}
