@@ -32,7 +32,6 @@ from jobs.lifecycle.run import Run, current_job
 from jobs.models import Job
 from jobs.models.fields import uuid7
 from jobs.models.values import as_uuid, safe_repr
-from jobs.store import databases
 
 # What Celery does not know of a request is a header of the message to it, and a retry would keep it.
 Context.jobs_run, Context.jobs_unsaved = None, (None, None)
@@ -196,7 +195,7 @@ class Task(celery.Task):
         is where the jobs live in another database than the transaction.
         """
         is_left = is_eager(self._get_app()) or is_stock(self.name)
-        alias = None if is_left else databases.job_alias(kwargs.get("using") or outbox.following.get())
+        alias = None if is_left else outbox.alias_of(kwargs.get("using"))
         if alias is None or (connections["default"].in_atomic_block and not connections[alias].in_atomic_block):
             transaction.on_commit(partial(self.apply_async, *args, **kwargs))
             return None
@@ -259,7 +258,7 @@ class Task(celery.Task):
             return self._result(call, call, options)
         call = calls.compose(self, args, kwargs, options)
         try:
-            alias = databases.job_alias(using or outbox.following.get())
+            alias = outbox.alias_of(using)
             if task_id is not None and options.get("replaced_task_nesting"):
                 for rename in extensions.through("replacing"):
                     rename(call, alias)
@@ -307,7 +306,7 @@ class Task(celery.Task):
                 made.append(calls.compose(self, tuple(args), kwargs, options, common))
             except (TypeError, ValueError) as exc:
                 raise type(exc)(f"item {index}: {exc}") from exc
-        recorded = outbox.record(made, databases.job_alias(using or outbox.following.get()), app)
+        recorded = outbox.record(made, outbox.alias_of(using), app)
         return [self._result(job, call, options) for job, call in zip(recorded, made, strict=True)]
 
     def key_of(self, name: str, job: Job) -> str | None:

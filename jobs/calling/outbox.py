@@ -26,8 +26,7 @@ from jobs.models.columns import Part, named
 from jobs.models.values import jsonable, storable
 from jobs.store import databases
 
-#: The database to which the calls of a block go as rows, also those of stock tasks (:func:`calls_are_rows`). A call
-#: that says no database goes there, else to the routers' one.
+#: The database to which the calls of a block go as rows, also those of stock tasks (:func:`calls_are_rows`).
 following: ContextVar[str | None] = ContextVar("jobs.following", default=None)
 
 #: What makes a call a part of something greater.
@@ -35,6 +34,11 @@ _IN_CANVAS = frozenset({"link", "link_error", "chain", "chord", "group_id"})
 
 #: Called with each job that was inserted, whether or not its transaction commits later.
 watchers: list[Callable[[Job], None]] = []
+
+
+def alias_of(using: str | None = None) -> str:
+    """``using``, else the database of the block, else the routers' one; ``ValueError`` if no jobs live there."""
+    return databases.job_alias(using or following.get())
 
 
 def record(jobs: list[Job], using: str, app: Any) -> list[Job]:

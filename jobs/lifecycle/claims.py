@@ -96,9 +96,9 @@ class Claimer:
         """Seconds until a claim may find what it did not find before, though nobody tells of it."""
         return float("inf")
 
-    def may_find_more(self, jobs: Sequence[Job]) -> bool:
-        """Whether there is probably more, although a claim found no more than these, and had asked for more."""
-        return False
+    def may_find_more(self, jobs: Sequence[Job], asked: int) -> bool:
+        """Whether there is probably more, after a claim of so many found these."""
+        return len(jobs) == asked
 
     def note_left(self, jobs: Iterable[Job]) -> None:
         """The jobs of a claim have ended, or wait again."""

@@ -41,7 +41,7 @@ def insert(jobs: Sequence[Job], using: str, batch_size: int | None) -> list[Job]
         with store.of(using).bounded(conf().UNIQUE_WAIT):
             for _ in range(TRIES):
                 _free_expired(missing, using)
-                # Its INSERT would keep workers from the job that holds the key until the caller's transaction ends.
+                # Here an INSERT locks the job that has the key: no worker could claim it before the caller's commit.
                 there = _holders(missing, using) if store.of(using).locks_what_it_meets else ()
                 taken = {job.unique_key for job in there}
                 new = [job for job in missing if job.unique_key not in taken]

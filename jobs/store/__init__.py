@@ -1,6 +1,6 @@
 """The databases that jobs live in: the SQL of the core, and what depends on which database it is.
 
-Extensions keep SQL of their own beside them (``limits/one_statement.py``, ``events/store.py``).
+Extensions keep the SQL of their own in their folders.
 
 :func:`of` gives the store of one. ``base.py`` says what each can do, in words that every database knows.
 """

@@ -100,8 +100,7 @@ class Seen(NamedTuple):
 def owned(job: Job) -> QuerySet[Job]:
     """The fence: the job's row, as long as it is this run's. A zombie, whose job was given to another, finds none.
 
-    The hot statements have it in their own SQL: ``SUCCEED`` and ``SUCCEED_ALL`` of PostgreSQL, ``_SUCCEED`` of SQLite,
-    ``_DONE`` of durable tasks.
+    The hot statements have it in their own SQL: ``SUCCEED`` and ``SUCCEED_ALL`` of PostgreSQL, ``_SUCCEED`` of SQLite.
     """
     return Job.objects.using(job._state.db).filter(pk=job.pk, state=State.RUNNING, lease=job.lease, token=job.token)
 

@@ -368,14 +368,12 @@ def tidy(alias: str) -> None:
         try:
             if connection.alias != alias:
                 connection.close_if_unusable_or_obsolete()
-                continue
-            if (raw := connection.connection) is None:
-                continue
-            with connection.wrap_database_errors:
-                # Race: a signal that comes while SQLite's BEGIN waits for the lock strikes when the lock is there.
-                may_write = getattr(raw, "in_transaction", False) or not connection.get_autocommit()
-            is_left = may_write or connection.in_atomic_block or status(connection) not in (None, IDLE)
-            if is_left or connection.errors_occurred:
+            elif connection.connection is not None and (
+                connection.in_atomic_block
+                or connection.errors_occurred
+                or _has_transaction(connection)
+                or status(connection) not in (None, IDLE)
+            ):
                 connection.errors_occurred = False
                 drop(alias)
         except Error:
@@ -383,13 +381,12 @@ def tidy(alias: str) -> None:
 
 
 def has_transaction(alias: str) -> bool:
-    """Whether a transaction is open, or may begin at any statement; Django need not know of it.
+    """Whether a transaction is open, or may begin at any statement; Django need not know of it."""
+    return in_transaction(alias) if in_test(alias) else _has_transaction(connections[alias])
 
-    Race: a signal that comes while SQLite's BEGIN waits for the lock strikes when the lock is there.
-    """
-    if in_test(alias):
-        return in_transaction(alias)
-    connection = connections[alias]
+
+def _has_transaction(connection: BaseDatabaseWrapper) -> bool:
+    """Race: a signal that comes while SQLite's BEGIN waits for the lock strikes when the lock is there."""
     with connection.wrap_database_errors:
         return (
             not connection.get_autocommit()

@@ -128,7 +128,7 @@ class Runner:
         if not jobs:
             self.slot.rest(IDLE)
             return []
-        if len(jobs) == self._asked or self._claimer.may_find_more(jobs):
+        if self._claimer.may_find_more(jobs, self._asked):
             # For one that sleeps.
             self.wakeup.pass_on()
         return jobs

@@ -65,8 +65,7 @@ class AsyncRunner(Runner):
             if run.job.pk not in kept:
                 run.slot.free()
         self.slot.rest(IDLE)
-        is_more = len(jobs) == self._asked or self._claimer.may_find_more(jobs)
-        return [run for run in runs if run.job.pk in kept], is_more
+        return [run for run in runs if run.job.pk in kept], self._claimer.may_find_more(jobs, self._asked)
 
     def begin(self, run: Run, steps: pipeline.Steps) -> Any:
         """The run's first steps, up to its coroutine; in the context of the run, as those after it."""

@@ -19,12 +19,11 @@ from jobs.conf.logs import logger
 from jobs.contrib.canvas.models import Chord, ChordPart
 from jobs.lifecycle.transitions import now_plus
 from jobs.models.values import decoded, jsonable
-from jobs.store import databases
 
 
 def apply_chord(app: Celery, header_result_args: Any, body: Any, **kwargs: Any) -> None:
     """Write down the parts of a chord, in the caller's transaction, before any of them is called."""
-    header, using = app.GroupResult(*header_result_args), databases.job_alias(outbox.following.get())
+    header, using = app.GroupResult(*header_result_args), outbox.alias_of()
     parts = [ChordPart(chord_id=header.id, task_id=key, place=place) for key, place in _leaves(header)]
     # A frozen chord that is called again begins anew.
     Chord.objects.using(using).filter(pk=header.id).delete()
@@ -34,7 +33,7 @@ def apply_chord(app: Celery, header_result_args: Any, body: Any, **kwargs: Any) 
 
 def add_to_chord(app: Celery, chord_id: str, result: Any) -> None:
     """One more part, at the end (``Task.add_to_chord``)."""
-    using = databases.job_alias(outbox.following.get())
+    using = outbox.alias_of()
     chord = Chord.objects.using(using).select_for_update().get(pk=chord_id)
     ChordPart.objects.using(using).create(chord=chord, task_id=result.id, place=[chord.size])
     chord.size += 1

@@ -44,9 +44,9 @@ class FairClaimer(claims.Claimer):
         self._keyless_until: dict[tuple[str, str], float] = {}
         self._adopt_at: dict[tuple[str, str], float] = {}
 
-    def may_find_more(self, jobs: Sequence[Any]) -> bool:
+    def may_find_more(self, jobs: Sequence[Any], asked: int) -> bool:
         # Each key gave its share, and others may have more.
-        return super().may_find_more(jobs) or len({job.fair_key for job in jobs}) > 1
+        return super().may_find_more(jobs, asked) or len({job.fair_key for job in jobs}) > 1
 
     def take(self, using: str, claim: Claim) -> list[Job]:
         queue, now = claim.queue, time.monotonic()

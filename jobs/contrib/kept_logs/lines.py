@@ -19,9 +19,8 @@ from django.db import transaction
 from jobs import signals, store
 from jobs.conf import conf
 from jobs.conf.logs import logger
+from jobs.contrib.kept_logs.hidden import hidden
 from jobs.contrib.kept_logs.models import LogLines
-from jobs.contrib.vault.seal import of_task
-from jobs.contrib.vault.tokens import encrypt
 from jobs.lifecycle.run import Run, current_run
 from jobs.models import Job
 from jobs.models.values import safe_repr, scrub
@@ -128,8 +127,7 @@ def _write(job: Any, using: str, **kwargs: Any) -> None:
     # A body may have had another job end.
     if run is None or run.job is not job or (found := vars(run).pop("log_lines", None)) is None:
         return
-    said = found.stored()
-    lines = LogLines(job=job.pk, attempt=job.lease, lines=said if of_task(job.task) is None else encrypt(said))
+    lines = LogLines(job=job.pk, attempt=job.lease, lines=hidden(job.task, found.stored()))
     try:
         with store.of(using).write_mutex(), transaction.atomic(using=using):
             # Race: the job was deleted, with the lines that it had, since its end.

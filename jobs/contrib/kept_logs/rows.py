@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import datetime
-from contextlib import nullcontext
 from typing import Any
 
+from jobs.contrib.kept_logs.hidden import read
 from jobs.contrib.kept_logs.models import LogLines
-from jobs.contrib.vault.tokens import CannotDecrypt, is_token, revealed
 from jobs.lifecycle.shown import shown
 from jobs.models import Job
-from jobs.models.values import decoded
 
 
 def attempts(job: Job, reveals: bool = False) -> list[dict[str, Any]]:
@@ -19,20 +17,13 @@ def attempts(job: Job, reveals: bool = False) -> list[dict[str, Any]]:
     Parameters:
         reveals: whoever looks may read what is encrypted. Else the lines of such an attempt are None.
     """
-    with revealed() if reveals else nullcontext():
-        seen = shown(job)
-        rows = LogLines.objects.using(job._state.db).filter(job=job.pk).order_by("-attempt", "-pk")
-        return [_told(row, seen, reveals) for row in rows]
+    rows = LogLines.objects.using(job._state.db).filter(job=job.pk).order_by("-attempt", "-pk")
+    seen = shown(job)
+    return [_told(row, seen, reveals) for row in rows]
 
 
 def _told(row: Any, seen: Any, reveals: bool) -> dict[str, Any]:
-    found = row.lines
-    try:
-        if is_token(found):
-            found = decoded(found) if reveals else None
-    except CannotDecrypt:
-        found = None
-    if found is None:
+    if (found := read(row.lines, reveals)) is None:
         return {"attempt": row.attempt, "dropped": 0, "first": None, "last": None}
     parts = {name: [_line(each, seen) for each in found[name]] for name in ("first", "last")}
     return {"attempt": row.attempt, "dropped": found["dropped"], **parts}

@@ -126,10 +126,10 @@ class LimitedClaimer(claims.Claimer):
             if job.limit_key is not None:
                 self._left[str(job._state.db)].add(job.limit_key)
 
-    def may_find_more(self, jobs: Sequence[Job]) -> bool:
+    def may_find_more(self, jobs: Sequence[Job], asked: int) -> bool:
         # Of a limit one job is claimed after the other; of one with a single slot the next one waits for its end.
         tasks = limits.in_force(self._app or celery_app()).tasks
-        return super().may_find_more(jobs) or any(tasks.get(job.task, Limit(1)).slots != 1 for job in jobs)
+        return super().may_find_more(jobs, asked) or any(tasks.get(job.task, Limit(1)).slots != 1 for job in jobs)
 
     def take(self, using: str, claim: Claim) -> list[Job]:
         known, spot = limits.in_force(self._app or celery_app()), (using, claim.queue)

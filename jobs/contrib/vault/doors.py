@@ -26,9 +26,9 @@ class Vault(Extension):
         return seal
 
     def waits(self, view: Any) -> Iterator[Any]:
-        from jobs.contrib.vault import operator
+        from jobs.contrib.vault.waiting import waits
 
-        return operator.waits(view)
+        return waits(view)
 
     def parts(self, page: str, request: Any, about: Any) -> Mapping[str, str]:
         from jobs.contrib.vault import admin

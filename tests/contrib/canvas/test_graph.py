@@ -38,6 +38,14 @@ def test_a_chain_and_what_is_not_called_yet(viewer):
     assert lines == 2
 
 
+def test_of_a_long_chain_only_so_many_steps_are_looked_at():
+    step = {"task": "shop.tasks.step", "options": {}}
+    job = Job(task="shop.tasks.first", state="ready", options={"chain": [step] * 5000})
+    found = graph.drawn(job, job, {})
+    assert len(found["boxes"]) == graph.MOST
+    assert found["more"] == "and 1 more"
+
+
 def test_the_body_of_a_chord_follows_each_of_its_parts(viewer):
     parent = make("succeeded", task="shop.tasks.nightly")
     body = {"task": "shop.tasks.total", "options": {"task_id": str(uuid.uuid4())}}

@@ -544,6 +544,21 @@ def test_one_divides_a_table_at_a_time_also_where_each_statement_has_another_ses
         assert is_third
 
 
+def test_a_server_that_ends_idle_transactions_does_not_end_that_of_who_divides():
+    """It stands still while a large table is validated."""
+    setting = f'ALTER DATABASE "{connection.settings_dict["NAME"]}" {{}} idle_in_transaction_session_timeout'
+    with connection.cursor() as cursor:
+        cursor.execute(setting.format("SET") + " = '50ms'")
+    try:
+        with partitions._alone("default") as is_first:
+            databases.ask("default", "SELECT pg_sleep(0.3)")
+            with partitions._alone("default") as is_second:
+                assert (is_first, is_second) == (True, False)
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute(setting.format("RESET"))
+
+
 # The server ends the session before each statement, and before each COMMIT
 
 

@@ -334,7 +334,7 @@ def test_a_message_that_cannot_be_text_is_said_to_be_so():
 
 def test_a_job_that_was_deleted_since_its_end_gets_no_lines(monkeypatch):
     tasks.says.delay()
-    monkeypatch.setattr(lines, "of_task", lambda task: Job.objects.all()._raw_delete("default") and None)
+    monkeypatch.setattr(lines, "hidden", lambda task, said: Job.objects.all()._raw_delete("default") and said)
     with suppress(Job.DoesNotExist):
         run_jobs()
     assert not LogLines.objects.exists()

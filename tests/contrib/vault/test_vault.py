@@ -5,6 +5,7 @@ import io
 import json
 import sys
 import uuid
+from contextlib import contextmanager
 from types import ModuleType
 
 import pytest
@@ -23,6 +24,8 @@ from jobs import Task
 from jobs.calling import calls
 from jobs.calling.outbox import calls_are_rows
 from jobs.conf import problems, sentry
+from jobs.contrib.aio import sentry as scopes
+from jobs.contrib.grouped.runner import GroupingRunner
 from jobs.contrib.operator import problems as operator_problems
 from jobs.contrib.operator import status
 from jobs.contrib.vault import seal
@@ -314,6 +317,41 @@ def test_sentry_is_told_no_argument(declare, monkeypatch):
     run_jobs()
     assert told[0] == (["(encrypted)"], {"amount": "(encrypted)"})
     assert seen == [(SECRET, 5, None)]
+
+
+def test_sentry_is_told_no_argument_of_a_group_either(declare, monkeypatch, node):
+    told = []
+
+    @contextmanager
+    def around(run):
+        told.append(decoded(run.job.args))
+        yield
+
+    monkeypatch.setitem(sys.modules, sentry.MODULE, ModuleType("celery"))
+    monkeypatch.setattr(scopes, "around", around)
+    monkeypatch.setattr("jobs.worker.runner.BATCH_TIME", 100.0)
+    monkeypatch.setattr("jobs.contrib.grouped.runner.GROUP_TIME", 60.0)
+    worker_state.queues = [current_app.conf.task_default_queue]
+    runner = GroupingRunner(current_app._get_current_object(), "here")
+    runner._means, runner._next = {"t.all": 0.001}, 100
+    try:
+        for _ in range(2):
+            declare(name="t.all", body=body, grouped=True).delay(SECRET)
+        assert runner.run_batch()
+    finally:
+        runner.slot.free()
+    assert [str(each) for [each] in told] == ["(encrypted)"] * 2
+    assert seen == [(SECRET, 0, None)] * 2
+
+
+def test_jobs_of_unknown_keys_come_back_ever_less_often(declare, settings):
+    """There may be very many, for long."""
+    declare(name="t.all", body=body).delay(SECRET)
+    Job.objects.update(lease=30)
+    turn(settings, NEW)
+    run_jobs(limit=1)
+    wait = (Job.objects.get().run_at - timezone.now()).total_seconds()
+    assert 290 < wait <= 600
 
 
 def test_inspect_active_shows_that_it_is_encrypted(declare):
