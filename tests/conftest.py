@@ -318,13 +318,16 @@ def use_broker(settings):
         conf.broker_transport_options = {**celery_settings(url).get("broker_transport_options", {}), **options}
         if options:
             settings.CELERY_BROKER_TRANSPORT_OPTIONS = conf.broker_transport_options
-        # Celery's own connections, for remote control; kombu keeps them, and an earlier test may have ended them.
-        pools.reset()
-        current_app._get_current_object()._after_fork()
+        end_broker_connections()
         _empty_broker()
 
     yield use
     conf.update(before)
+    end_broker_connections()
+
+
+def end_broker_connections() -> None:
+    """End those that kombu keeps for Celery; it makes new ones, for a pool that was closed gives nothing any more."""
     pools.reset()
     current_app._get_current_object()._after_fork()
 

@@ -15,6 +15,7 @@ import dj_database_url
 from django.core.management import call_command
 from django.db import InterfaceError, OperationalError, connection, connections
 
+from jobs import store
 from tests.conftest import not_installed, server
 from tests.helpers.servers import MariaDB, Missing, PgBouncer, Postgres, Server, wait_for
 
@@ -381,3 +382,5 @@ def _replace(config: dict[str, Any]) -> None:
         connections["default"].close_pool()
     del connections["default"]
     connections.settings["default"] = config
+    # Another kind of database, perhaps.
+    store.of.cache_clear()

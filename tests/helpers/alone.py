@@ -3,10 +3,9 @@
 import gc
 
 import pytest
-from celery import current_app
 from django.db import connection
-from kombu import pools
 
+from tests.conftest import end_broker_connections
 from tests.helpers.servers import wait_for
 
 #: The sessions of threads that tests before have left behind.
@@ -21,8 +20,7 @@ def is_alone(request):
 
     def are_gone() -> bool:
         # Of the broker that is the database.
-        pools.reset()
-        current_app.pool.force_close_all()
+        end_broker_connections()
         gc.collect()
         with connection.cursor() as cursor:
             cursor.execute(OTHERS)
