@@ -150,5 +150,5 @@ def prune(using: str) -> None:
     """Forget chords that have failed, when nobody may run their parts again."""
     if (age := conf().RETENTION_FAILED) is not None:
         over = Chord.objects.using(using).filter(made_at__lt=now_plus(-age), size__lte=F("done") + F("failed"))
-        keys = list(over.values_list("pk", flat=True)[: conf().BATCH])
-        Chord.objects.using(using).filter(pk__in=keys).delete()
+        if keys := list(over.values_list("pk", flat=True)[: conf().BATCH]):
+            Chord.objects.using(using).filter(pk__in=keys).delete()

@@ -1,6 +1,5 @@
 """Bodies that log."""
 
-import asyncio
 import logging
 
 from celery import shared_task
@@ -25,13 +24,6 @@ def again(self):
     logger.info("attempt of %s", self.request.retries)
     if self.request.retries < 2:
         raise self.retry(countdown=0)
-
-
-@shared_task
-async def awaits():
-    logger.info("before")
-    await asyncio.sleep(0)
-    logger.info("after")
 
 
 @shared_task(grouped=True)

@@ -1,5 +1,6 @@
 """``JOBS["KEEP_LOGS"]``: what a body logged stands beside its job."""
 
+import asyncio
 import datetime
 import html
 import json
@@ -9,7 +10,7 @@ from contextlib import suppress
 from unittest.mock import Mock
 
 import pytest
-from celery import current_app
+from celery import current_app, shared_task
 from django.core.management import call_command
 from django.db import connection
 from django.utils import timezone
@@ -31,6 +32,14 @@ from tests.helpers.driver import executed
 from tests.helpers.harness import run_ready
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
+
+
+# Not in ``tasks.py``: a worker of other tests would have a loop beside each of its processes.
+@shared_task
+async def awaits():
+    tasks.logger.info("before")
+    await asyncio.sleep(0)
+    tasks.logger.info("after")
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +83,7 @@ def test_each_attempt_has_its_own():
 
 
 def test_of_an_async_body(node):
-    job = tasks.awaits.delay()
+    job = awaits.delay()
     run_ready()
     assert said(job) == {1: ["before", "after"]}
 
