@@ -79,7 +79,7 @@ def check_code(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         from proof.players import PLAYERS, plays
 
         for row, code in codes:
-            if connection.vendor not in code.on:
+            if connection.vendor not in code.on or code.by:
                 continue
             began = time.monotonic()
             with plays(PLAYERS[row["model"]]) as player:

@@ -23,14 +23,18 @@ class Code:
     constraint: str = ""
     #: What the model has not either, guard or no guard.
     premise: tuple[Without, ...] = ()
+    #: What takes it out, where no trace of the model can.
+    by: str = ""
 
     @property
     def is_guard(self) -> bool:
         return bool(self.parts or self.constraint)
 
 
-def _code(*parts: Without, on: str = "sqlite postgresql mysql", constraint: str = "", premise: Any = ()) -> Code:
-    return Code(parts, tuple(on.split()), constraint, premise)
+def _code(
+    *parts: Without, on: str = "sqlite postgresql mysql", constraint: str = "", premise: Any = (), by: str = ""
+) -> Code:
+    return Code(parts, tuple(on.split()), constraint, premise, by)
 
 
 _RESCUE, _RUN = "jobs.maintenance.rescue", "jobs.worker.runner:Runner._run"
@@ -66,8 +70,14 @@ OUT: dict[tuple[str, str], Code | str] = {
     ("ownership", "the renewal before what acts outside"): (
         "no: the player makes the renewal itself; the model `batch` takes it out of the same function"
     ),
-    ("ownership", "a synchronous commit where something follows"): (
-        "no: the player makes the crash up, and knows what was on disk from the model"
+    ("ownership", "a synchronous commit where something follows"): _code(
+        Without(
+            "jobs.execution.pipeline:_attempt",
+            "task.is_synced",
+            clause="task.is_synced or bool(written or at.connection.run_on_commit)",
+        ),
+        on="postgresql",
+        by="a server that crashes: `tests/contrib/grouped/test_relaxed.py`",
     ),
     ("ownership", "belief in the row after a COMMIT without an answer"): _code(
         Without("jobs.execution.finish:is_committed", "False")

@@ -87,7 +87,8 @@ def in_code(model: str, guard: str) -> str:
     if isinstance(out, str):
         return out
     where = "each database" if len(out.on) == len(DATABASES) else ", ".join(DATABASES[name] for name in out.on)
-    return f"on {where}" if out.is_guard else "the code goes this way as it is"
+    by = f", by {out.by}" if out.by else ""
+    return f"on {where}{by}" if out.is_guard else "the code goes this way as it is"
 
 
 def traces(rows: Sequence[dict[str, Any]]) -> str:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 from celery import current_app, shared_task
 from django.db import connection, transaction
 
-from jobs.models import Job
+from jobs.lifecycle.worker_state import worker_state
+from jobs.models import Job, Node
 from jobs.store import sessions
+from proof.guards import OUT, taken_out
 from tests.conftest import server
 from tests.faults.database import AWAY, ServerTemplate
 from tests.faults.process import Process
@@ -45,6 +48,12 @@ def hooks(key):
 def calls(key):
     write(key)
     synced.delay(f"{key} called")
+
+
+@shared_task(synchronous_commit=False)
+def acts(key, path):
+    write(key)
+    transaction.on_commit(Path(path).touch)
 
 
 @shared_task(synchronous_commit=False)
@@ -167,17 +176,41 @@ def test_what_its_commit_does_not_undo_is_refused_at_the_declaration(declare, op
         declare(synchronous_commit=False, **options)
 
 
+@pytest.fixture(scope="module")
+def template(django_db_blocker):
+    with django_db_blocker.unblock():
+        return ServerTemplate(server(Postgres, __name__))
+
+
+@pytest.mark.servers
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("has_guard", [True, False], ids=["guarded", "unguarded"])
+def test_a_crash_takes_back_nothing_that_was_followed(has_guard, template, tmp_path, django_db_blocker):
+    """A guard of the model ``ownership``: without it the effect is gone that something outside has followed."""
+    guard = OUT["ownership", "a synchronous commit where something follows"]
+    with django_db_blocker.unblock(), template.copy(tmp_path) as database, taken_out(guard, has_guard):
+        worker_state.node = Node.objects.create(hostname="here", pid=1).pk
+        _pause_the_wal_writer()
+        assert deliver(acts.delay("a", str(tmp_path / "acted")))[0] == "SUCCESS"
+        assert (tmp_path / "acted").exists()
+        database.kill()
+        database.start()
+        assert effects() == ({"a": 1} if has_guard else {})
+
+
 ROUNDS, EACH = 3, 400
 
 
 @pytest.mark.servers
 @pytest.mark.timeout(300)
-def test_a_server_that_crashes_forgets_effects_and_completions_together(tmp_path, django_db_blocker, settings):
+def test_a_server_that_crashes_forgets_effects_and_completions_together(
+    template, tmp_path, django_db_blocker, settings
+):
     """And each job that it forgot runs again: no effect is lost, and none is there twice."""
     # A beat waits for the disk, and takes along what was committed before.
     settings.JOBS = {**settings.JOBS, "HEARTBEAT": 2.0, "DEAD_AFTER": 6.0}
     forgotten = 0
-    with django_db_blocker.unblock(), ServerTemplate(server(Postgres, __name__)).copy(tmp_path) as database:
+    with django_db_blocker.unblock(), template.copy(tmp_path) as database:
         keys = [f"{number}" for number in range(ROUNDS * EACH)]
         relaxed.delay_many([(key,) for key in keys])
         with Worker("-I", __name__):
