@@ -1,7 +1,7 @@
-"""Any order of enqueue, commit, claim, give back, crash, finish, rescue and replay, for two keys (Hypothesis).
+"""Two business keys, in any order of call, claim, crash, end, rescue, retry by hand and cancel (Hypothesis).
 
-Runs are taken apart into their statements: a body is begun by one rule and ended by another, so that zombies end theirs
-after others were given the job. Each step is one that a process can take; the invariants are the promise.
+The models in ``proof`` decide who owns a job, and have no markers. Here a body is begun by one rule and ended by
+another, so that zombies end theirs after others were given the job. Each step is one that a process can take.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import uuid
 from collections import Counter
+from contextlib import suppress
 
 import pytest
-from celery import current_app, shared_task
 from django.db import transaction
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -24,9 +24,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from jobs.errors import UniqueTaken
 from jobs.idempotency import markers
-from jobs.lifecycle import claims, transitions
+from jobs.lifecycle import transitions
 from jobs.maintenance import rescue
 from jobs.models import ENDED, Job, Marker, Node
 from tests import tasks
@@ -36,7 +35,6 @@ from tests.models import Effect, Order
 pytestmark = pytest.mark.django_db(transaction=True)
 
 KEYS = st.sampled_from(["a", "b"])
-TASKS = st.sampled_from(["marked", "unique"])
 OUTCOMES = (
     "commits",
     "commits",
@@ -54,13 +52,8 @@ class RolledBack(Exception):
     pass
 
 
-@shared_task(unique="sole:{key}")
-def sole(key):
-    Effect.objects.create(key=key)
-
-
 class Promise(RuleBasedStateMachine):
-    """``marked`` jobs leave a marker, ``unique`` ones wait alone; the effect's key is the business key."""
+    """The effect's key is the business key."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,30 +66,24 @@ class Promise(RuleBasedStateMachine):
         self.ids: list[uuid.UUID] = []
         self.start_node()
 
-    @initialize(calls=st.lists(st.tuples(KEYS, TASKS), min_size=4, max_size=8))
-    def begin(self, calls: list[tuple[str, str]]) -> None:
-        for key, task in calls:
-            self.enqueue(key, task, commits=True)
+    @initialize(calls=st.lists(KEYS, min_size=4, max_size=8))
+    def begin(self, calls: list[str]) -> None:
+        for key in calls:
+            self.enqueue(key, commits=True)
 
     @precondition(lambda self: not Node.objects.filter(dead_at=None).exists())
     @rule()
     def start_node(self) -> None:
         self.nodes.append(Node.objects.create(hostname="here", pid=1).pk)
 
-    @rule(key=KEYS, task=TASKS, commits=st.booleans())
-    def enqueue(self, key: str, task: str, commits: bool) -> None:
-        try:
-            with transaction.atomic():
-                result = (tasks.marked if task == "marked" else sole).delay(key)
-                if not result.existing:
-                    Order.objects.create(key=result.id, job=result.id)
-                if not commits:
-                    raise RolledBack
-            if not result.existing:
-                self.ids.append(uuid.UUID(result.id))
-        except RolledBack:
-            if not result.existing:
-                assert not Job.objects.filter(pk=result.id).exists()
+    @rule(key=KEYS, commits=st.booleans())
+    def enqueue(self, key: str, commits: bool) -> None:
+        with suppress(RolledBack), transaction.atomic():
+            result = tasks.marked.delay(key)
+            Order.objects.create(key=result.id, job=result.id)
+            if not commits:
+                raise RolledBack
+            self.ids.append(uuid.UUID(result.id))
 
     @precondition(lambda self: self.ids)
     @rule(data=st.data())
@@ -112,34 +99,6 @@ class Promise(RuleBasedStateMachine):
         if job is not None:
             assert job.lease == before.lease + 1
             self.runs.append(job)
-
-    @rule(data=st.data(), size=st.sampled_from([2, 5]))
-    def claim_batch(self, data: st.DataObject, size: int) -> None:
-        ready = list(Job.objects.filter(state="ready").order_by("rank", "run_at", "id"))
-        node = self.draw(data, self.nodes)
-        jobs = claims.Claimer().claim("default", current_app.conf.task_default_queue, node, size)
-        is_alive = Node.objects.filter(pk=node, dead_at=None).exists()
-        assert [job.pk for job in jobs] == ([job.pk for job in ready][:size] if is_alive else [])
-        assert len({job.token for job in jobs}) <= 1
-        self.runs += jobs
-
-    @precondition(lambda self: self.runs)
-    @rule(data=st.data())
-    def give_back(self, data: st.DataObject) -> None:
-        """What was claimed together with a run waits again; whoever claimed it may not know yet."""
-        begun = self.runs[data.draw(st.integers(0, len(self.runs) - 1))]
-        transitions.hand_back_claim("default", begun.node_id, begun.token, begun.pk)
-        rest = Job.objects.filter(state="running", token=begun.token).exclude(pk=begun.pk)
-        assert not rest.exists()
-
-    @precondition(lambda self: self.runs)
-    @rule(data=st.data())
-    def renew(self, data: st.DataObject) -> None:
-        run = self.runs[data.draw(st.integers(0, len(self.runs) - 1))]
-        owned = Job.objects.filter(pk=run.pk, state="running", lease=run.lease, token=run.token).exists()
-        assert claims.renew(run) == owned
-        if not owned:
-            self.runs.remove(run)
 
     @precondition(lambda self: self.runs)
     @rule(data=st.data(), outcome=st.sampled_from(OUTCOMES))
@@ -162,18 +121,15 @@ class Promise(RuleBasedStateMachine):
         return items[data.draw(st.integers(0, len(items) - 1))]
 
     def body(self, run: Job, commits: bool) -> None:
-        try:
-            with transaction.atomic():
-                source = markers.earlier(run, "same") if run.marker_key else None
-                if source is None:
-                    Effect.objects.create(key=run.args[0], note=f"{run.task}:{run.pk}")
-                    done = transitions.succeed(run, str(run.pk), 0.0)
-                else:
-                    done = transitions.succeed(run, source.result, 0.0, source)
-                if not done or not commits:
-                    raise RolledBack
-        except RolledBack:
-            pass
+        with suppress(RolledBack), transaction.atomic():
+            source = markers.earlier(run, "same")
+            if source is None:
+                Effect.objects.create(key=run.args[0], note=str(run.pk))
+                done = transitions.succeed(run, str(run.pk), 0.0)
+            else:
+                done = transitions.succeed(run, source.result, 0.0, source)
+            if not done or not commits:
+                raise RolledBack
 
     @rule(data=st.data())
     def bury(self, data: st.DataObject) -> None:
@@ -195,10 +151,7 @@ class Promise(RuleBasedStateMachine):
     @rule(data=st.data())
     def replay(self, data: st.DataObject) -> None:
         job = Job.objects.get(pk=self.draw(data, self.ids))
-        try:
-            assert transitions.retry_by_hand(job.pk, "default") == (job.state in ("failed", "cancelled"))
-        except UniqueTaken:
-            assert job.unique_key is not None
+        assert transitions.retry_by_hand(job.pk, "default") == (job.state in ("failed", "cancelled"))
 
     @precondition(lambda self: self.ids)
     @rule(data=st.data())
@@ -214,21 +167,15 @@ class Promise(RuleBasedStateMachine):
 
     @invariant()
     def one_effect_per_job_that_succeeded_and_none_for_others(self) -> None:
-        committed = Counter(note.rpartition(":")[2] for note in Effect.objects.values_list("note", flat=True))
+        committed = Counter(Effect.objects.values_list("note", flat=True))
         own = Job.objects.filter(state="succeeded", replay_of=None).values_list("pk", flat=True)
         assert committed == Counter(str(pk) for pk in own)
 
     @invariant()
     def one_effect_per_key(self) -> None:
-        marked = Effect.objects.filter(note__startswith="tests.tasks.marked").values_list("key", flat=True)
-        assert all(times == 1 for times in Counter(marked).values())
+        assert all(times == 1 for times in Counter(Effect.objects.values_list("key", flat=True)).values())
         for job in Job.objects.exclude(replay_of=None):
             assert job.result == str(job.replay_of)
-
-    @invariant()
-    def one_waiting_job_per_unique_key(self) -> None:
-        waiting = Job.objects.filter(state__in=("scheduled", "ready")).exclude(unique_key=None)
-        assert all(times == 1 for times in Counter(waiting.values_list("unique_key", flat=True)).values())
 
     def teardown(self) -> None:
         """What is left is delivered: every job comes to an end."""
@@ -248,13 +195,13 @@ class Promise(RuleBasedStateMachine):
         assert not Job.objects.exclude(state__in=ENDED).exists()
         for name in ("one_effect_per_job_that_succeeded_and_none_for_others", "one_effect_per_key"):
             getattr(self, name)()
-        for job in Job.objects.filter(task="tests.tasks.marked", state="succeeded"):
-            assert Effect.objects.filter(key=job.args[0], note__startswith=job.task).count() == 1
+        for job in Job.objects.filter(state="succeeded"):
+            assert Effect.objects.filter(key=job.args[0]).count() == 1
 
 
 @pytest.mark.wide
 @pytest.mark.timeout(300)
-def test_no_order_of_events_breaks_the_promise(own_settings):
+def test_no_order_of_steps_makes_two_effects_of_one_key(own_settings):
     run_state_machine_as_test(
         Promise,
         settings=settings(
