@@ -1,16 +1,16 @@
 """Forget events that are old and done with, and what handlers failed at beyond the number that they keep."""
 
-import datetime
 import time
 
+from django.db.models import BooleanField, ExpressionWrapper, Q
 from django.db.models.functions import Coalesce
 
 from jobs import extensions
 from jobs.conf import conf
 from jobs.events.models import UNSENT, Event, Subscription
+from jobs.lifecycle.transitions import now_plus
 from jobs.maintenance.prune import FULL_WALK, batch, delete
 from jobs.models import Action, Job, State
-from jobs.store import databases
 
 #: For each database: how far this process has come, by the ids, and when it began.
 _walks: dict[str, tuple[int, float]] = {}
@@ -33,16 +33,17 @@ def _forget(using: str) -> bool:
     place, began = _walks.get(using, (0, now))
     # When it arrived counts: what others say of the time may be anything, and no copy would be recognized.
     rows = rows.annotate(arrived=Coalesce("received_at", "at"))
-    before = databases.clock(using) - datetime.timedelta(seconds=conf().RETENTION_EVENTS or 0)
+    over = Q(arrived__lt=now_plus(-(conf().RETENTION_EVENTS or 0)))
+    is_old = ExpressionWrapper(over, BooleanField())
     # The time has no index.
-    some = rows.filter(pk__gt=place).order_by("pk").values_list("pk", "arrived")[: 10 * conf().BATCH]
-    old = [key for key, arrived in some if arrived < before]
+    some = rows.filter(pk__gt=place).order_by("pk").values_list("pk", is_old)[: 10 * conf().BATCH]
+    old = [key for key, is_old in some if is_old]
     if not old:
         _walks[using] = (0, now) if now - began > FULL_WALK else (place, began)
         return False
-    over = rows.filter(arrived__lt=before, pk__gt=place, pk__lte=old[-1], relayed_at__isnull=False).exclude(UNSENT)
-    Action.objects.using(using).filter(job__in=over.values("uuid"))._raw_delete(using)
-    over._raw_delete(using)
+    gone = rows.filter(over, pk__gt=place, pk__lte=old[-1], relayed_at__isnull=False).exclude(UNSENT)
+    Action.objects.using(using).filter(job__in=gone.values("uuid"))._raw_delete(using)
+    gone._raw_delete(using)
     _walks[using] = (old[-1], began)
     return True
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import datetime
 import time
 from collections.abc import Iterator
 from typing import Any
 
-from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.db.models import BooleanField, Exists, ExpressionWrapper, OuterRef, Q, QuerySet
 from django.utils.translation import gettext, ngettext
 
 from jobs.conf import conf
@@ -18,7 +17,6 @@ from jobs.lifecycle.shown import BLANK, shown, veil
 from jobs.lifecycle.transitions import now_plus
 from jobs.maintenance.prune import FULL_WALK
 from jobs.models import Job, State
-from jobs.store import databases
 
 
 def with_makers(rows: QuerySet[Effect]) -> QuerySet[Effect]:
@@ -82,9 +80,9 @@ def _next_old(using: str) -> list[int]:
     """The next rows that are old, by their keys, which go with time; none at the end, until it is time for a walk."""
     now = time.monotonic()
     place, began = _walks.get(using, (0, now))
-    before = databases.clock(using) - datetime.timedelta(seconds=conf().RETENTION_EFFECTS or 0)
-    rows = Effect.objects.using(using).filter(pk__gt=place).order_by("pk").values_list("pk", "created_at")
-    old = [key for key, created_at in rows[: conf().BATCH] if created_at < before]
+    is_old = ExpressionWrapper(Q(created_at__lt=now_plus(-(conf().RETENTION_EFFECTS or 0))), BooleanField())
+    rows = Effect.objects.using(using).filter(pk__gt=place).order_by("pk").values_list("pk", is_old)
+    old = [key for key, is_old in rows[: conf().BATCH] if is_old]
     _walks[using] = (place, began) if old or now - began <= FULL_WALK else (0, now)
     return old
 

@@ -34,11 +34,12 @@ def prune(using: str, budget: float) -> int:
     if not of(using).is_divided:
         store.mend(using)
         return 0
-    store.make_days(using, AHEAD)
+    now = databases.clock(using)
+    store.make_days(using, AHEAD, now)
     deleted, until = 0, time.monotonic() + budget
     if (retention := conf().RETENTION) is None:
         return 0
-    over = databases.clock(using) - datetime.timedelta(seconds=retention)
+    over = now - datetime.timedelta(seconds=retention)
     for day, name in store.days(using).items():
         if store.bounds(day)[1] > over or time.monotonic() > until:
             break
@@ -85,7 +86,7 @@ def complete(using: str) -> Any:
     """After ``migrate``. A table that is divided stays so, whatever the settings say by now."""
     try:
         if (conf().HISTORY_BY_DAY and store.divide(using)) or of(using).is_divided:
-            store.make_days(using, FIRST)
+            store.make_days(using, FIRST, databases.clock(using))
     except (OperationalError, ProgrammingError) as exc:
         if not store.is_refused(exc):
             raise

@@ -10,7 +10,7 @@ from django.utils.translation import gettext, ngettext_lazy
 from jobs.conf import conf
 from jobs.contrib.history import store
 from jobs.contrib.operator.problem import WARNING, Kind, Problem
-from jobs.store import of
+from jobs.store import databases, of
 
 #: With fewer days ahead something is wrong.
 FEW = 2
@@ -26,7 +26,7 @@ KINDS = {
 
 def problems(found: dict[str, Any]) -> Iterator[Problem]:
     for alias in conf().DATABASES:
-        if of(alias).is_divided and (lacking := list(store.missing(alias, FEW))):
+        if of(alias).is_divided and (lacking := list(store.missing(alias, FEW, databases.clock(alias)))):
             says = gettext("history has no partition for %(day)s") % {"day": lacking[0]}
             means = gettext(
                 "The oldest worker makes them a week ahead. Its role may not (jobs.W038), it cannot get the lock, or "

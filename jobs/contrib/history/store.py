@@ -253,9 +253,9 @@ def bounds(day: datetime.date) -> tuple[datetime.datetime, datetime.datetime]:
     return begin, begin + datetime.timedelta(days=1)
 
 
-def missing(using: str, ahead: int) -> Iterator[datetime.date]:
-    """Of today and the days ahead those that have no partition."""
-    there, today = days(using), databases.clock(using).astimezone(datetime.UTC).date()
+def missing(using: str, ahead: int, now: datetime.datetime) -> Iterator[datetime.date]:
+    """Of today, by the database's clock, and the days ahead those that have no partition."""
+    there, today = days(using), now.astimezone(datetime.UTC).date()
     every = (today + datetime.timedelta(days=number) for number in range(ahead + 1))
     return (day for day in every if day not in there)
 
@@ -265,12 +265,12 @@ def lacks_right(using: str) -> tuple[str, str] | None:
     return next(iter(databases.ask(using, _LACKS_RIGHT)), None)
 
 
-def make_days(using: str, ahead: int) -> int:
+def make_days(using: str, ahead: int, now: datetime.datetime) -> int:
     """Make the partitions that are missing; how many these were.
 
     Race: another worker makes the same. One is refused, and that is that.
     """
-    return sum(make_day(using, day) for day in list(missing(using, ahead)))
+    return sum(make_day(using, day) for day in list(missing(using, ahead, now)))
 
 
 def make_day(using: str, day: datetime.date) -> bool:

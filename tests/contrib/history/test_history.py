@@ -376,7 +376,7 @@ def test_a_look_up_by_id_reads_one_day(old_day):
 
 def test_days_are_made_ahead_once_whoever_makes_them():
     ahead = databases.clock("default").date() + datetime.timedelta(days=3)
-    wait_for(lambda: partitions.make_days("default", 3) == 0, 30, "all are made")
+    wait_for(lambda: partitions.make_days("default", 3, databases.clock("default")) == 0, 30, "all are made")
     assert ahead in partitions.days("default")
     with connection.cursor() as cursor:
         cursor.execute(f"DROP TABLE {partition_of(ahead)}")
@@ -492,7 +492,7 @@ def ordinary_table():
 def test_an_ordinary_table_is_divided_with_its_rows(ordinary_table):
     jobs = ordinary_table
     assert partitions.divide("default")
-    assert partitions.make_days("default", 2) == 3
+    assert partitions.make_days("default", 2, databases.clock("default")) == 3
     assert [place(job) for job in jobs] == [partitions.LIVE] * 3 + [partitions.FAILED] + [today()] * 2
     assert not partitions.divide("default")
     assert store.of("default").is_divided
@@ -510,7 +510,7 @@ def test_a_long_history_stays_where_it_is_and_what_ends_later_does_not(ordinary_
         cursor.execute("SET LOCAL client_min_messages = notice")
     assert any(partitions.LIVE in each and "implied by existing" in each for each in said), said
     assert {place(job) for job in ordinary_table} == {partitions.LIVE}
-    partitions.make_days("default", 2)
+    partitions.make_days("default", 2, databases.clock("default"))
     job = run(ordinary_table[0])
     with transaction.atomic():
         assert transitions.succeed(job, None, 0.1)
