@@ -15,7 +15,9 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -68,17 +70,42 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=20, help="of a phase; some take twice as long (20)")
     options = parser.parse_args()
     sys.path.insert(0, str(options.harness.resolve()))
+    found: list[tuple[str, str, dict[str, Any]]] = []
     server = _starter.submit(Server, ("max_connections=400", "shared_buffers=256MB", "wal_level=replica")).result()
     try:
         server.execute(f"CREATE ROLE {ROLE} SUPERUSER LOGIN PASSWORD '{ROLE}'")
-        for scene in options.scenes.split(","):
-            _run(scene, server, options)
+        for scene, system in product(options.scenes.split(","), options.systems.split(",")):
+            try:
+                said = _run(scene, system, server, options)
+            except Exception as exc:
+                # As the harness counts it: a system that ends, or does not stop, has not passed.
+                said = {"error": repr(exc)}
+            found.append((scene, system, said))
+            print(json.dumps(found[-1]), flush=True)  # noqa: T201
     finally:
         server.stop()
+    print(_table(found))  # noqa: T201
     return 0
 
 
-def _run(scene: str, server: Server, options: argparse.Namespace) -> None:
+def _table(found: Sequence[tuple[str, str, dict[str, Any]]]) -> str:
+    """What the harness computed."""
+    head = "scene", "system", "baseline/s", "during/s", "recovery/s", "of the baseline", "s until 90 %", "jobs lost"
+    rows: list[tuple[str, ...]] = [head, ("---", "---", *["---:"] * 6)]
+    for scene, system, said in found:
+        if "error" in said:
+            rows.append((scene, system, said["error"], *[""] * 5))
+            continue
+        before, during, *_, after = (block for name, block in said["phases"].items() if name != "warmup")
+        rates = [each["median_throughput_per_s"] or 0.0 for each in (before, during, after)]
+        part = f"{rates[2] / rates[0]:.0%}" if rates[0] else "-"
+        times = [after.get(name) for name in ("chaos_recovery_time_s", "jobs_lost")]
+        shown = ["-" if each is None else f"{each:.1f}" for each in times]
+        rows.append((scene, system, *(f"{rate:.1f}" for rate in rates), part, *shown))
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _run(scene: str, system: str, server: Server, options: argparse.Namespace) -> dict[str, Any]:
     from bench_harness import adapters, orchestrator
 
     python = os.environ.get("BENCH_ADAPTER_PYTHON", sys.executable)
@@ -99,15 +126,16 @@ def _run(scene: str, server: Server, options: argparse.Namespace) -> None:
     orchestrator._compose_start_postgres = lambda image: _starter.submit(server.start).result()
     seconds, twice = options.seconds, 2 * options.seconds
     specs = [f"warmup=warmup:{seconds}s", f"baseline=clean:{seconds}s", *SCENES[scene].format(seconds, twice).split()]
-    command = ["run", "--fast", "--skip-build", "--systems", options.systems, "--sample-every", "2"]
+    command = ["run", "--fast", "--skip-build", "--systems", system, "--sample-every", "2"]
     command += ["--producer-rate", str(options.rate), "--worker-count", str(options.workers)]
     command += ["--replicas", str(options.replicas)]
     for spec in [*specs, f"recovery=clean:{seconds}s"]:
         command += ["--phase", spec]
     before = set(orchestrator.RESULTS_ROOT.glob("*/summary.json"))
     orchestrator.main(command)
-    for summary in set(orchestrator.RESULTS_ROOT.glob("*/summary.json")) - before:
-        print(json.dumps({"scene": scene, **json.loads(summary.read_text())}), flush=True)  # noqa: T201
+    [summary] = set(orchestrator.RESULTS_ROOT.glob("*/summary.json")) - before
+    said: dict[str, Any] = json.loads(summary.read_text())["systems"][system]
+    return said
 
 
 if __name__ == "__main__":
