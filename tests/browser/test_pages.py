@@ -12,8 +12,9 @@ from playwright.sync_api import Page
 
 from jobs.contrib.operator.pages import jobs as many
 from tests.browser.axe import violations
-from tests.browser.pages import EMPTY, SHOWN, STEPS
+from tests.browser.pages import EMPTY, LIST, SHOWN, STEPS, change
 from tests.browser.scene import Scene
+from tests.helpers.rows import make
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -143,3 +144,15 @@ def test_who_may_only_look_sees_no_buttons(visit):
             assert (
                 main.locator("select, input[type=checkbox]:not(.jobs-refresh input), input[type=radio]").count() == 0
             ), name
+
+
+def test_a_phone_shows_rows_and_not_a_header(visit):
+    """A quarter of the first screen was header, and an error was as long as it is."""
+    error = {"type": "OSError", "message": "Max retries exceeded with url: /v1/invoices " * 9, "traceback": ""}
+    job = make("failed", error=error)
+    page = visit("*", viewport=PHONE)
+    for path in (LIST, change(job)):
+        page.goto(path)
+        assert page.locator("div.breadcrumbs").bounding_box()["y"] < 80
+    page.goto(LIST)
+    assert page.locator(".job-fault").bounding_box()["height"] < 45

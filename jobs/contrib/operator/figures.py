@@ -1,10 +1,11 @@
 """What the dashboard shows, out of small tables only: live rows by their partial indexes, history by its counts."""
 
 import datetime
+from bisect import bisect
 from collections import Counter, defaultdict, namedtuple
 from collections.abc import Iterable
 from functools import cached_property
-from itertools import product
+from itertools import accumulate, product
 from typing import Any
 
 from django.db.models import Min
@@ -14,7 +15,7 @@ from jobs.conf import conf
 from jobs.contrib.operator import problems, statistics, status
 from jobs.contrib.operator.statistics import HOUR, MINUTE, QUARTER, floor, mean, percentile
 from jobs.inspection import counts
-from jobs.models import ENDED, Job, Node, State
+from jobs.models import ENDED, HELD, Job, Node, State
 from jobs.models.fields import first_id, time_of
 from jobs.store import databases
 
@@ -70,6 +71,7 @@ class Course:
 
     def __init__(self, span: str, **which: str) -> None:
         self.span = SPANS.get(span, SPANS["hour"])
+        self.which = which
         self.now = timezone.now()
         self.begins = begins_of(self.span, self.now)
         own = [row for row in statistics.uncounted() if all(getattr(row, name) == which[name] for name in which)]
@@ -87,9 +89,18 @@ class Course:
         return [percentile(each, part) for each in self._spent(what)]
 
     def waiting(self) -> list[float | None]:
-        """How many jobs waited on average while each bar's ended: how many a second, times how long each (Little)."""
+        """How many jobs waited in each bar: of those that ended the average, by how many a second and how long each
+        waited (Little), and those that are ready still, since they are; :data:`counts.MOST` of these are read.
+        """
         seconds = self.span.bar.total_seconds()
-        return [(mean(each) or 0.0) * each.total() / seconds for each in self._spent("waited")]
+        began: Counter[int] = Counter()
+        held = Job.objects.filter(HELD).order_by("queue", "id")
+        for line in (counts.in_line(), held):
+            for rows in databases.each(line.filter(**self.which).values_list("run_at", flat=True)):
+                began.update(bisect(self.begins, at) for at in rows[: counts.MOST])
+        _, *still = accumulate(began[number] for number in range(len(self.begins) + 1))
+        spent = zip(self._spent("waited"), still, strict=True)
+        return [(mean(each) or 0.0) * each.total() / seconds + waits for each, waits in spent]
 
     def _spent(self, what: str) -> list[Counter[Any]]:
         found: dict[Any, Counter[Any]] = defaultdict(Counter)

@@ -393,7 +393,10 @@ def _stuck(running: list[Any], nodes: list[dict[str, Any]]) -> Iterator[Problem]
                 "%(worker)s: all %(number)s processes are held by bodies that run too long: %(what)s",
                 len(held),
             )
-            what = ", ".join(f"{each['task']} ({each['time']})" for each in held[:NAMED])
+            times = defaultdict(list)
+            for each in held[:NAMED]:
+                times[each["task"]].append(each["time"])
+            what = ", ".join(f"{task} ({', '.join(those)})" for task, those in times.items())
             means = gettext("It takes no other job until one of them ends: kill what hangs, or start another worker.")
             command = f"manage.py jobs kill {' '.join(str(each['id']) for each in held[:NAMED])}"
             words = {"worker": node["hostname"], "number": len(held), "what": what}

@@ -47,6 +47,16 @@ def test_how_many_waited_in_a_queue_follows_from_how_many_and_how_long():
     assert sum(each > 0 for each in course.waiting()) == 1
 
 
+def test_those_that_wait_still_are_among_them():
+    """A queue without a worker has none that ended: its page said nothing of how many waited."""
+    for minutes in (400, 20, 20, 3):
+        make("ready", age=60.0 * minutes, queue="mail")
+    make("ready", age=600.0, queue="mail", held=True)
+    make("ready", age=600.0, queue="other")
+    waiting = Course("hour", queue="mail").waiting()
+    assert [waiting[-1 - ago] for ago in (59, 30, 15, 5, 0)] == [1, 1, 3, 4, 5]
+
+
 def test_marks_of_deploys():
     now = timezone.now()
     for version, ages in (("v1", (600, 5)), ("v2", (20, 10)), ("", (3,))):
@@ -80,6 +90,16 @@ def test_the_page_of_a_queue_says_what_is_in_it_now(staff):
     for words in ("The queue mail", "<strong>1</strong> ready", "how many waited, on average", "waited, median"):
         assert words in text
     assert "ran, median" not in text
+
+
+def test_the_page_of_a_queue_that_nobody_takes(staff):
+    """It said that no job ended, and nothing of those that wait."""
+    make("ready", age=2100.0, queue="reports")
+    make_node(queues=["mail"])
+    text = staff("view_job").get(QUEUE, {"name": "reports"}).content.decode()
+    for words in ("<strong>35 min</strong> Oldest ready", "<strong>0</strong> Workers", "ow many waited"):
+        assert words in text
+    assert text.count('<polyline class="course-0"') == 1
 
 
 def test_who_may_look_and_what_is_none(staff, client):

@@ -118,7 +118,7 @@ def test_a_worker_all_of_whose_processes_hang():
     worker, *others = noted()
     assert (worker.kind, worker.severity, worker.about) == ("held", "error", str(node.pk))
     assert worker.text == (
-        "bulk@web1: all 2 processes are held by bodies that run too long: shop.mail (30 min), shop.mail (28 min)"
+        "bulk@web1: all 2 processes are held by bodies that run too long: shop.mail (30 min, 28 min)"
     )
     assert worker.command == f"manage.py jobs kill {hung[0].pk} {hung[1].pk}"
     assert {each.kind for each in others} == {"stuck"}

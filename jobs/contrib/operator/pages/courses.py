@@ -14,7 +14,9 @@ from jobs.contrib.operator.figures import FAILURES, Course, by_error
 from jobs.contrib.operator.pages.plot import LABELS, percent, plot
 from jobs.contrib.operator.statistics import spent
 from jobs.contrib.operator.status import IDLE, Live
+from jobs.inspection import counts
 from jobs.inspection.counts import at_least
+from jobs.inspection.times import duration
 from jobs.models import LIVE, State
 
 #: A line: its label, its value in each bar, and what says one.
@@ -75,10 +77,17 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.2g}" if value < 1 else f"{value:.1f}"
 
 
-def _now(queue: str) -> list[tuple[str, str, str]]:
-    """What is in a queue now: the tiles of its page."""
+def _now(queue: str) -> list[tuple[str, Any, Any, str]]:
+    """What is in a queue now, and who takes it: the tiles of its page."""
     found = Live().queues.get(queue, IDLE)
-    return [(state, str(State(state).label), at_least(found[state], found["capped"])) for state in LIVE]
+    jobs = {str(state): html.url_of("job_changelist", state__exact=state, queue=queue) for state in LIVE}
+    workers = sum(node.takes_jobs and queue in node.queues for node in counts.workers())
+    tiles: list[tuple[str, Any, Any, str]] = [
+        (state, State(state).label, at_least(found[state], found["capped"]), url) for state, url in jobs.items()
+    ]
+    tiles.append(("ready", gettext("Oldest ready"), duration(found["oldest_ready_seconds"]), jobs["ready"]))
+    tiles.append(("cancelled" if workers else "failed", gettext("Workers"), workers, html.url_of("node_changelist")))
+    return tiles
 
 
 def _place(course: Course, at: Any) -> float:
