@@ -7,11 +7,11 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from jobs.contrib.rehearsal.rehearse import Refused, rehearse
-from jobs.management.console.base import ID, JobsCommand, option, project_app, reported, subcommand
+from jobs.management.console.base import ID, PROVE, JobsCommand, option, project_app, reported, subcommand
 from jobs.management.console.change import key_of
 
 
-@subcommand(ID, option("--dry-run", "roll back whatever it does: the only way so far", action="store_true"))
+@subcommand(ID, option("--dry-run", "roll back whatever it does: the only way so far", action="store_true"), wish=PROVE)
 def replay(out: JobsCommand, args: Namespace) -> None:
     """Run the body of a job with its real arguments, show what it would do, and roll all of it back.
 

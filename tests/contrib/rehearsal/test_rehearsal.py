@@ -131,6 +131,13 @@ def test_arguments_that_are_hidden_stay_hidden(settings):
     assert "secret-key" not in json.dumps(found, default=str)
 
 
+def test_the_help_names_it_among_the_trials(capsys):
+    with pytest.raises(SystemExit):
+        call_command("jobs", "--help")
+    text = capsys.readouterr().out
+    assert "\n  replay " in text[text.index("Try and prove:") : text.index("Set up and keep:")]
+
+
 def test_the_command(capsys):
     result = own.works.delay("a")
     call_command("jobs", "replay", result.id, "--dry-run")
