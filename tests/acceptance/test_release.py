@@ -108,6 +108,13 @@ def test_what_is_uploaded_was_built_and_tested_before_and_needs_no_token():
     assert "password" not in index["with"]
 
 
+def test_who_reads_the_pages_of_one_release_finds_the_others():
+    assert "mike deploy --push --update-aliases" in (GITHUB / "workflows" / "release.yml").read_text()
+    assert re.search(
+        r"^extra:\n(?:  .*\n)*  version:\n    provider: mike$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE
+    )
+
+
 @pytest.mark.parametrize("path", sorted((GITHUB / "ISSUE_TEMPLATE").glob("*.yml")), ids=lambda path: path.name)
 def test_a_form_asks_for_something(path):
     form = yaml.safe_load(path.read_text())
