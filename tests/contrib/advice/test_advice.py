@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 
 import celery
 import pytest
@@ -13,7 +14,9 @@ from django.db import connections
 from jobs import checks, store
 from jobs import conf as project
 from jobs.conf import conf, private, problems
+from jobs.contrib.advice import checks as advice
 from tests.helpers.checked import Router, app, body, ids, worker
+from tests.helpers.harness import ROOT
 
 pytestmark = pytest.mark.usefixtures("only_their_own_tasks")
 
@@ -65,6 +68,21 @@ def test_another_isolation_level(settings, monkeypatch):
 def test_a_worker_on_another_release_says_so(monkeypatch):
     monkeypatch.setattr(private, "TESTED", {"celery": ["5.4"]})
     assert ids(checks.for_worker(worker())) == ["jobs.W022"]
+
+
+def test_servers_that_were_tested_are_debians_and_those_of_the_combinations():
+    named = re.findall(r'"PostgreSQL": "(\d+)"', (ROOT / "noxfile.py").read_text())
+    assert {15, *map(int, named)} == {*advice.SERVERS}
+
+
+@pytest.mark.database
+@pytest.mark.django_db
+def test_a_worker_on_another_server_says_so(monkeypatch):
+    assert checks.for_worker(worker()) == []
+    monkeypatch.setattr(advice, "SERVERS", (9,))
+    found = checks.for_worker(worker())
+    assert ids(found) == (["jobs.W022"] if connections["default"].vendor == "postgresql" else [])
+    assert all("PostgreSQL 9" in message.hint for message in found)
 
 
 def test_a_retention_of_days_that_are_seconds(settings):
