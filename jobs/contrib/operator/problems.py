@@ -1,5 +1,6 @@
 """What needs attention, worst first: the one answer for the dashboard, ``manage.py jobs status`` and ``doctor``."""
 
+import datetime
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -387,11 +388,19 @@ def _stuck(running: list[Any], nodes: list[dict[str, Any]]) -> Iterator[Problem]
         stuck[str(job.node_id)].append(words)
         yield Problem("stuck", says % words, means, **more)
     for node in nodes:
-        if node["concurrency"] and len(held := stuck[node["id"]]) >= node["concurrency"]:
+        held = stuck[node["id"]]
+        number = len(held)
+        if held and number < (node["concurrency"] or 0) <= node["running"] and len(running) >= status.OLDEST:
+            # Not all that run are listed.
+            long = Job.objects.filter(
+                node=node["id"], state=State.RUNNING, started_at__lt=Now() - datetime.timedelta(seconds=LONG)
+            )
+            number = sum(rows.count() for rows in databases.each(long))
+        if node["concurrency"] and number >= node["concurrency"]:
             says = ngettext(
                 "%(worker)s: its only process is held by a body that runs too long: %(what)s",
                 "%(worker)s: all %(number)s processes are held by bodies that run too long: %(what)s",
-                len(held),
+                number,
             )
             times = defaultdict(list)
             for each in held[:NAMED]:
@@ -399,7 +408,7 @@ def _stuck(running: list[Any], nodes: list[dict[str, Any]]) -> Iterator[Problem]
             what = ", ".join(f"{task} ({', '.join(those)})" for task, those in times.items())
             means = gettext("It takes no other job until one of them ends: kill what hangs, or start another worker.")
             command = f"manage.py jobs kill {' '.join(str(each['id']) for each in held[:NAMED])}"
-            words = {"worker": node["hostname"], "number": len(held), "what": what}
+            words = {"worker": node["hostname"], "number": number, "what": what}
             yield Problem("held", says % words, means, command=command, about=node["id"])
 
 

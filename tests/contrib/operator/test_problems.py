@@ -124,6 +124,17 @@ def test_a_worker_all_of_whose_processes_hang():
     assert {each.kind for each in others} == {"stuck"}
 
 
+def test_a_worker_with_more_processes_than_jobs_are_listed(monkeypatch):
+    monkeypatch.setattr(status, "OLDEST", 2)
+    node = alive(concurrency=3)
+    for age in (2000, 1900, 1850):
+        make("running", node=node, age=age)
+    assert [each.kind for each in noted()] == ["held", "stuck", "stuck"]
+    assert "all 3 processes are held" in noted()[0].text
+    Job.objects.filter(pk=Job.objects.order_by("-started_at")[0].pk).update(started_at=timezone.now())
+    assert [each.kind for each in noted()] == ["stuck", "stuck"]
+
+
 def test_a_queue_that_grows_faster_than_it_drains():
     node = alive()
     make("running", node=node, queue="mail")
