@@ -62,6 +62,7 @@ def _listen(alias: str, stopping: threading.Event) -> None:
         # What was sent before this moment was lost.
         _look(alias)
         told, looks = ear.heard(), list[float]()
+        rested = until = 0.0
         while not stopping.is_set():
             timeout = max(0.0, looks[0] - time.monotonic()) if looks else 1.0
             select.select([ear], [], [], 0.0 if told else timeout)
@@ -77,9 +78,12 @@ def _listen(alias: str, stopping: threading.Event) -> None:
                 wakeup.send()
             # A stream of news puts off no look.
             looks = sorted([*looks[:1], *(now + pause for pause in _pauses(min(turns)))]) if turns else looks
-            if looks and now >= looks[0] and (rests_until := worker_state.rests_until) > now:
+            if (rests_until := worker_state.rests_until) != rested:
+                # All nodes together look as often as a few would.
+                rested, until = rests_until, rests_until + random.uniform(0.0, len(living) * TURN)
+            if looks and now >= looks[0] and until > now:
                 # A look would find what no claim may take.
-                looks = sorted({rests_until, *(look for look in looks if look > rests_until)})
+                looks = sorted({until, *(look for look in looks if look > until)})
             elif looks and now >= looks[0]:
                 looks = [look for look in looks if look > now]
                 _look(alias)
