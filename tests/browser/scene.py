@@ -9,13 +9,16 @@ import uuid
 from django.db import transaction
 from django.utils import timezone
 
+from jobs.contrib.kept_logs.models import LogLines
 from jobs.contrib.operator.models import Statistic
 from jobs.contrib.operator.statistics import HOUR, MINUTE, bucket, floor
 from jobs.contrib.pauses import pauses
+from jobs.contrib.saved_filters.models import SavedFilter
 from jobs.events.models import Event, Subscription
 from jobs.models import Action, Batch, Effect, Job, Limit, Marker, Node, Pause, Schedule
 from jobs.models.fields import first_id
 from jobs.store import databases
+from shop.models import Customer
 from tests.helpers.rows import let_heartbeat
 
 WELCOME, CHARGE = "shop.tasks.send_welcome_email", "shop.tasks.charge_order"
@@ -120,6 +123,38 @@ class Scene:
             "scheduled", WELCOME, -95, [4711], lease=2, retries=2, errors=errors, error=errors[-1],
             marker_key="welcome:4711", **times,
         )  # fmt: skip
+
+    def more(self) -> Job:
+        """What makes parts of pages fuller than whole pages are to be: a night's calls, lines of a log, saved filters.
+
+        Returns:
+            the first job of the calls.
+        """
+        first = self.put("succeeded", IMPORT, 20, ["partner.jsonl"], ran=3.1)
+        body = {"task": SUMMARY, "options": {"task_id": str(self.key("body"))}}
+        for index, (state, ago, ran) in enumerate((("succeeded", 16, 2.4), ("succeeded", 15, 5.2), ("running", 13, 0))):
+            called = {"parent_id": first.pk, "root": first.pk, "created_at": self.now - seconds(17)}
+            options = {"chord": body, "group_index": index}
+            charged = self.put(state, CHARGE, ago, [1041 + index], ran, options=options, **called)
+            if ran:
+                called |= {"parent_id": charged.pk, "created_at": charged.finished_at}
+                self.put("ready" if index else "succeeded", WELCOME, ago - ran - 1, ran=1.5, **called)
+        for attempt, ago in ((1, 195), (2, 135)):
+            at = (self.now - seconds(ago)).timestamp()
+            lines = [
+                [at, "INFO", "shop.tasks", "Welcome customer 4711"],
+                [at + 0.012, "DEBUG", "shop.mail", "Connecting to mail.example.com:587"],
+                [at + 5.013, "WARNING", "shop.mail", f"mail.example.com:587: {REFUSED}"],
+            ]
+            LogLines.objects.create(job=self.job.pk, attempt=attempt, lines={"first": lines, "dropped": 0, "last": []})
+        for owner, name, query in (
+            ("ada", "Cards declined", "error=PaymentError&state__exact=failed"),
+            ("ada", "Failed", "state__exact=failed"),
+            ("bob", "Mails that wait", "queue=mail&state__exact=ready"),
+        ):
+            SavedFilter.objects.create(owner=owner, name=name, query=query, is_shared=True)
+        Customer.objects.create(pk=4711, name="Grace", email="grace@example.com")
+        return first
 
     def schedules(self) -> None:
         paused = {"paused_at": self.now - seconds(4000), "paused_by": "ada"}

@@ -33,6 +33,7 @@ def directory(request, tmp_path) -> Path:
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way or "-light")
 def test_pictures_of_all_pages(visit, directory, way, monkeypatch):
     scene = Scene()
+    current_app.loader.import_default_modules()
     # The limits of these tests' own tasks are none of the shop's.
     for name in [name for name in current_app.tasks if name.startswith("tests.")]:
         monkeypatch.delitem(current_app.tasks, name)
@@ -64,3 +65,24 @@ def test_pictures_of_all_pages(visit, directory, way, monkeypatch):
         picture = directory / f"{name}{way}.png"
         page.screenshot(path=picture)
         assert 8_000 < picture.stat().st_size < LARGEST, name
+
+
+@pytest.mark.slow
+def test_pictures_of_parts_of_pages(visit, directory):
+    scene = Scene()
+    first = scene.more()
+    page = visit("*", color_scheme="light", viewport={"width": 1040, "height": 800})
+    page.add_init_script("localStorage.setItem('django.admin.navSidebarIsOpen', 'false')")
+    for name, path, part in (
+        ("calls", change(first), "section[aria-labelledby=job-related]"),
+        ("log", change(scene.job), "section[aria-labelledby=job-log]"),
+        ("filters", f"{LIST}?state__exact=failed", "details[data-filter-title='saved filters']"),
+        ("replay", change(scene.job), "#content"),
+    ):
+        page.goto(path)
+        if name == "replay":
+            page.get_by_role("button", name="What would it do?").click()
+            page.get_by_text("It would succeed.").wait_for()
+        picture = directory / f"{name}.png"
+        page.locator(part).screenshot(path=picture)
+        assert 2_000 < picture.stat().st_size < LARGEST, name
