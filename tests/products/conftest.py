@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import fcntl
 import hashlib
 import os
 import shutil
@@ -32,19 +33,28 @@ def _made(product: str, *others: str, on: str = sys.executable) -> Path:
     ours = [line for line in setup["options"]["install_requires"].split("\n") if line and not line.startswith("#")]
     wanted = [product, *others, *ours]
     state = hashlib.sha256(f"{wanted} {on} {Path(on).resolve()}".encode()).hexdigest()[:12]
-    directory = CACHE / f"{product.partition('==')[0].partition('[')[0].lower()}-{state}"
+    name = product.partition("==")[0].partition("[")[0]
+    directory = CACHE / f"{name.lower()}-{state}"
+    python = directory / "bin" / "python"
+    CACHE.mkdir(parents=True, exist_ok=True)
+    # Race: another process of these tests makes it.
+    with directory.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _install(directory, name, wanted, on)
+    return python
+
+
+def _install(directory: Path, name: str, wanted: list[str], on: str) -> None:
     python = directory / "bin" / "python"
     if not (directory / "complete").exists():
         shutil.rmtree(directory, ignore_errors=True)
         subprocess.run([on, "-m", "venv", directory], check=True)
-        name = product.partition("==")[0].partition("[")[0]
         if (asked := _pip(python, "index", "versions", name)).returncode:
             shutil.rmtree(directory)
             pytest.skip(f"the index has no {name}, or does not answer: {asked.stderr[-300:]}")
         if (installed := _pip(python, "install", *wanted)).returncode:
-            not_installed(f"{product}: {installed.stderr[-2000:]}")
+            not_installed(f"{wanted[0]}: {installed.stderr[-2000:]}")
         (directory / "complete").touch()
-    return python
 
 
 @pytest.fixture(scope="session")
