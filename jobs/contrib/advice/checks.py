@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from importlib.metadata import version
 from platform import python_version
 from typing import Any
@@ -12,13 +11,24 @@ from celery.utils.functional import maybe_list
 from django.apps import apps
 from django.conf import settings
 from django.core.checks import CheckMessage
-from django.db import Error, connections, router
+from django.db import connections, router
 from kombu.transport import TRANSPORT_ALIASES
 from kombu.utils.url import maybe_sanitize_url
 
 from jobs import store
 from jobs.calling.options import says_how_to_retry
-from jobs.checks import OF_APP, OF_SETTINGS, OF_TASKS, OF_WORKER, add_texts, driver, own_tasks, pool_of, say
+from jobs.checks import (
+    OF_APP,
+    OF_DATABASE,
+    OF_SETTINGS,
+    OF_TASKS,
+    OF_WORKER,
+    add_texts,
+    driver,
+    own_tasks,
+    pool_of,
+    say,
+)
 from jobs.conf import conf, did_you_mean, is_stock, private
 from jobs.conf import own_tasks as jobs_own
 from jobs.models import Job, tables
@@ -149,25 +159,19 @@ def _unknown_transport(url: str) -> str:
     return "" if scheme in TRANSPORT_ALIASES or "." in scheme else did_you_mean(scheme, TRANSPORT_ALIASES)
 
 
-def _untested_servers() -> set[str]:
-    found = set()
-    for alias in conf().DATABASES:
-        connection: Any = connections[alias]
-        # One that is away now is asked at the next start.
-        with suppress(Error):
-            if isinstance(store.of(alias), PostgreSQL) and (major := connection.pg_version // 10_000) not in SERVERS:
-                found.add(f"PostgreSQL {major}")
-    return found
+@OF_DATABASE.append
+def untested_server(alias: str) -> Iterator[CheckMessage]:
+    connection: Any = connections[alias]
+    if isinstance(store.of(alias), PostgreSQL) and (major := connection.pg_version // 10_000) not in SERVERS:
+        yield say("W022", names=f"PostgreSQL {major}", tested=f"PostgreSQL {' or '.join(map(str, SERVERS))}")
 
 
 @OF_WORKER.append
 def unusual(worker: Any) -> Iterator[CheckMessage]:
     here = {name: python_version() if name == "Python" else version(name) for name in private.TESTED}
     minor = {name: ".".join(release.split(".")[:2]) for name, release in here.items()}
-    untested = [f"{name} {here[name]}" for name, tested in private.TESTED.items() if minor[name] not in tested]
-    if untested := [*untested, *sorted(_untested_servers())]:
-        servers = " or ".join(map(str, SERVERS))
-        yield say("W022", names=", ".join(untested), tested=f"{private.tested()}, PostgreSQL {servers}")
+    if untested := [f"{name} {here[name]}" for name, tested in private.TESTED.items() if minor[name] not in tested]:
+        yield say("W022", names=", ".join(untested), tested=private.tested())
     pool = pool_of(worker)
     for alias in conf().DATABASES if pool in ("thread", "solo") else ():
         # Each thread that runs jobs keeps one; stock tasks run beside them.
