@@ -201,7 +201,8 @@ class PostgreSQL(base.Store):
         wanted = {name for values in said for name in values}
         columns = [*named(Part.CALL), *(name for name in named(Part.SAID) if name in wanted)]
         sql = f"COPY jobs_job ({', '.join(columns)}) FROM STDIN"
-        with self.connection.cursor() as cursor, ExitStack() as stack:
+        # A cursor of Django knows no COPY: its errors would be the driver's.
+        with self.connection.wrap_database_errors, self.connection.cursor() as cursor, ExitStack() as stack:
             copy = stack.enter_context(cursor.copy(sql)) if databases.has_libpq(self.connection) else None
             for start in range(0, len(jobs), 1000):
                 rows = (job.__dict__ for job in jobs[start : start + 1000])

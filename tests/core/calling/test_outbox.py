@@ -200,6 +200,21 @@ def test_delay_many_is_one_statement_and_one_ring(notified):
     assert Job.objects.get(pk=results[2].id).kwargs == {"key": "c", "note": "n"}
 
 
+@pytest.mark.database
+def test_errors_of_delay_many_are_djangos():
+    """Else no ``except`` of a project catches them, and a connection that the server ended is not made anew."""
+    if connection.vendor != "postgresql":
+        pytest.skip("COPY is PostgreSQL's")
+
+    connection.ensure_connection()
+    cut()
+    assert len(tasks.effect.delay_many([("a",), ("b",)])) == Job.objects.count() == 2
+    with pytest.raises(OperationalError), transaction.atomic():
+        cut()
+        tasks.effect.delay_many([("a",), ("b",)])
+    assert Job.objects.count() == 2
+
+
 def test_delay_many_refuses_all_if_one_is_wrong():
     with pytest.raises(TypeError, match="item 1: .*missing"):
         tasks.effect.delay_many([("a",), ()])
