@@ -6,7 +6,7 @@ import json
 import random
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
 from io import StringIO
 from typing import Any
@@ -201,16 +201,21 @@ class PostgreSQL(base.Store):
         wanted = {name for values in said for name in values}
         columns = [*named(Part.CALL), *(name for name in named(Part.SAID) if name in wanted)]
         sql = f"COPY jobs_job ({', '.join(columns)}) FROM STDIN"
-        # A cursor of Django knows no COPY: its errors would be the driver's.
-        with self.connection.wrap_database_errors, self.connection.cursor() as cursor, ExitStack() as stack:
-            copy = stack.enter_context(cursor.copy(sql)) if databases.has_libpq(self.connection) else None
+
+        def texts() -> Iterator[str]:
             for start in range(0, len(jobs), 1000):
                 rows = (job.__dict__ for job in jobs[start : start + 1000])
-                text = "".join(["\t".join([_escaped(name, row[name]) for name in columns]) + "\n" for row in rows])
-                if copy is not None:
-                    copy.write(text)
-                else:
-                    cursor.copy_expert(sql, StringIO(text))
+                yield "".join(["\t".join([_escaped(name, row[name]) for name in columns]) + "\n" for row in rows])
+
+        # A cursor of Django knows no COPY: its errors would be the driver's.
+        with self.connection.wrap_database_errors, self.connection.cursor() as cursor:
+            if databases.has_libpq(self.connection):
+                with cursor.copy(sql) as copy:
+                    for text in texts():
+                        copy.write(text)
+            else:
+                # One statement, so that all are there or none.
+                cursor.copy_expert(sql, StringIO("".join(texts())))
 
     @property
     def batch_size(self) -> int | None:  # type: ignore[override]
