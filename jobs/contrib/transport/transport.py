@@ -165,11 +165,6 @@ class Transport(virtual.Transport):
         #: Seconds until the next look; it lasts beyond one wait, so that a quiet consumer stays quiet.
         self._pause = BUSY_POLL
 
-    def establish_connection(self) -> Any:
-        # While the database is away Celery waits between two tries to connect, but not after a loss.
-        with self.side.cursor():
-            return super().establish_connection()
-
     def drain_events(self, connection: Any, timeout: float | None = None) -> None:
         # Renewing has to happen here and not in _get, which is not called while the prefetch is full.
         if time.monotonic() - self._renewed > LEASE / 4:

@@ -15,7 +15,6 @@ from celery import current_app
 from django.conf import settings
 from django.db import connection
 from kombu import Connection, Exchange, Queue
-from kombu.exceptions import OperationalError
 
 from jobs import checks
 from jobs.contrib.transport import transport
@@ -24,7 +23,6 @@ from jobs.models import Node
 from jobs.store import databases
 from jobs.store.databases import SideDatabase
 from tests import tasks
-from tests.faults.database import use
 from tests.helpers import checked
 from tests.helpers.harness import ROOT, Worker, effects, environment, in_body, wait_ended
 from tests.helpers.servers import wait_for
@@ -71,12 +69,6 @@ def test_an_acknowledgement_after_the_connection_was_lost_is_a_lost_connection(b
     with broker.channel() as channel:
         queue(channel).get().ack()
     assert rows() == 0
-
-
-def test_while_the_database_is_away_there_is_no_connection():
-    """Else a worker finds one, loses it, and restarts its consumer five times in a second."""
-    with use("postgres://nobody@127.0.0.1:1/none"), Connection("jobs://") as broker, pytest.raises(OperationalError):
-        broker.ensure_connection(max_retries=0)
 
 
 def test_a_quiet_consumer_asks_seldom_and_once_for_all_its_queues(broker, monkeypatch):
