@@ -77,7 +77,7 @@ def main() -> int:
         for scene, system in product(options.scenes.split(","), options.systems.split(",")):
             try:
                 said = _run(scene, system, server, options)
-            except Exception as exc:
+            except (Exception, SystemExit) as exc:
                 # As the harness counts it: a system that ends, or does not stop, has not passed.
                 said = {"error": repr(exc)}
             found.append((scene, system, said))

@@ -1,5 +1,6 @@
 """Forget events that are old and done with, and what handlers failed at beyond the number that they keep."""
 
+import datetime
 import time
 
 from django.db.models import BooleanField, ExpressionWrapper, Q
@@ -11,6 +12,7 @@ from jobs.events.models import UNSENT, Event, Subscription
 from jobs.lifecycle.transitions import now_plus
 from jobs.maintenance.prune import FULL_WALK, batch, delete
 from jobs.models import Action, Job, State
+from jobs.store import databases
 
 #: For each database: how far this process has come, by the ids, and when it began.
 _walks: dict[str, tuple[int, float]] = {}
@@ -33,15 +35,17 @@ def _forget(using: str) -> bool:
     place, began = _walks.get(using, (0, now))
     # When it arrived counts: what others say of the time may be anything, and no copy would be recognized.
     rows = rows.annotate(arrived=Coalesce("received_at", "at"))
-    over = Q(arrived__lt=now_plus(-(conf().RETENTION_EVENTS or 0)))
-    is_old = ExpressionWrapper(over, BooleanField())
+    age = conf().RETENTION_EVENTS or 0
+    over = ExpressionWrapper(Q(arrived__lt=now_plus(-age)), BooleanField())
     # The time has no index.
-    some = rows.filter(pk__gt=place).order_by("pk").values_list("pk", is_old)[: 10 * conf().BATCH]
+    some = rows.filter(pk__gt=place).order_by("pk").values_list("pk", over)[: 10 * conf().BATCH]
     old = [key for key, is_old in some if is_old]
     if not old:
         _walks[using] = (0, now) if now - began > FULL_WALK else (place, began)
         return False
-    gone = rows.filter(over, pk__gt=place, pk__lte=old[-1], relayed_at__isnull=False).exclude(UNSENT)
+    # One moment for both statements.
+    before = databases.clock(using) - datetime.timedelta(seconds=age)
+    gone = rows.filter(arrived__lt=before, pk__gt=place, pk__lte=old[-1], relayed_at__isnull=False).exclude(UNSENT)
     Action.objects.using(using).filter(job__in=gone.values("uuid"))._raw_delete(using)
     gone._raw_delete(using)
     _walks[using] = (old[-1], began)

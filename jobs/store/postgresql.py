@@ -207,7 +207,8 @@ class PostgreSQL(base.Store):
                 rows = (job.__dict__ for job in jobs[start : start + 1000])
                 yield "".join(["\t".join([_escaped(name, row[name]) for name in columns]) + "\n" for row in rows])
 
-        # A cursor of Django knows no COPY: its errors would be the driver's.
+        # A cursor of Django knows no COPY: its errors would be the driver's, and a broken block would take it.
+        self.connection.validate_no_broken_transaction()
         with self.connection.wrap_database_errors, self.connection.cursor() as cursor:
             if databases.has_libpq(self.connection):
                 with cursor.copy(sql) as copy:

@@ -79,8 +79,9 @@ def _listen(alias: str, stopping: threading.Event) -> None:
             # A stream of news puts off no look.
             looks = sorted([*looks[:1], *(now + pause for pause in _pauses(min(turns)))]) if turns else looks
             if (rests_until := worker_state.rests_until) != rested:
-                # All nodes together look as often as a few would.
-                rested, until = rests_until, rests_until + random.uniform(0.0, len(living) * TURN)
+                # All nodes of these queues together look as often as a few would.
+                others = sum(not {*queues}.isdisjoint(each) for each in living.values())
+                rested, until = rests_until, rests_until + random.uniform(0.0, others * TURN)
             if looks and now >= looks[0] and until > now:
                 # A look would find what no claim may take.
                 looks = sorted({until, *(look for look in looks if look > until)})

@@ -80,8 +80,8 @@ def _next_old(using: str) -> list[int]:
     """The next rows that are old, by their keys, which go with time; none at the end, until it is time for a walk."""
     now = time.monotonic()
     place, began = _walks.get(using, (0, now))
-    is_old = ExpressionWrapper(Q(created_at__lt=now_plus(-(conf().RETENTION_EFFECTS or 0))), BooleanField())
-    rows = Effect.objects.using(using).filter(pk__gt=place).order_by("pk").values_list("pk", is_old)
+    over = ExpressionWrapper(Q(created_at__lt=now_plus(-(conf().RETENTION_EFFECTS or 0))), BooleanField())
+    rows = Effect.objects.using(using).filter(pk__gt=place).order_by("pk").values_list("pk", over)
     old = [key for key, is_old in rows[: conf().BATCH] if is_old]
     _walks[using] = (place, began) if old or now - began <= FULL_WALK else (0, now)
     return old

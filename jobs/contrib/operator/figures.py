@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from jobs.conf import conf
 from jobs.contrib.operator import problems, statistics, status
-from jobs.contrib.operator.statistics import HOUR, MINUTE, QUARTER, floor, mean, percentile
+from jobs.contrib.operator.statistics import HOUR, MINUTE, QUARTER, floor, middle, percentile
 from jobs.inspection import counts
 from jobs.models import ENDED, HELD, Job, Node, State
 from jobs.models.fields import first_id, time_of
@@ -88,9 +88,11 @@ class Course:
         """Seconds within which that part of the jobs of each bar ``ran`` or ``waited``."""
         return [percentile(each, part) for each in self._spent(what)]
 
-    def waiting(self) -> list[float | None]:
-        """How many jobs waited in each bar: of those that ended the average, by how many a second and how long each
-        waited (Little), and those that are ready still, since they are; :data:`counts.MOST` of these are read.
+    def waiting(self) -> list[float]:
+        """How many jobs waited in each bar, on average.
+
+        Those that ended count for as long as they had waited, and those that still wait since they do. Of these
+        :data:`counts.MOST` are read.
         """
         seconds = self.span.bar.total_seconds()
         began: Counter[int] = Counter()
@@ -98,9 +100,14 @@ class Course:
         for line in (counts.in_line(), held):
             for rows in databases.each(line.filter(**self.which).values_list("run_at", flat=True)):
                 began.update(bisect(self.begins, at) for at in rows[: counts.MOST])
-        _, *still = accumulate(began[number] for number in range(len(self.begins) + 1))
-        spent = zip(self._spent("waited"), still, strict=True)
-        return [(mean(each) or 0.0) * each.total() / seconds + waits for each, waits in spent]
+        found = [*map(float, accumulate(began[number] for number in range(len(self.begins) + 1)))][1:]
+        for last, each in enumerate(self._spent("waited")):
+            for number, count in each.items():
+                left = middle(number)
+                for bar in reversed(range(last + 1)):
+                    found[bar] += count * min(left, seconds) / seconds
+                    left = max(0.0, left - seconds)
+        return found
 
     def _spent(self, what: str) -> list[Counter[Any]]:
         found: dict[Any, Counter[Any]] = defaultdict(Counter)

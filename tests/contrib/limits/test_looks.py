@@ -64,13 +64,15 @@ def test_all_nodes_together_look_as_often_as_a_few(nodes, node, monkeypatch):
     monkeypatch.setattr(worker_state, "queues", [queue])
     thread = threading.Thread(target=listener._listen, args=("default", stopping))
     thread.start()
-    wait_for(lambda: looks)
-    end = time.monotonic() + 2 * SECONDS
-    while time.monotonic() < end:
-        notify("default", [queue])
-        time.sleep(0.05)
-    stopping.set()
-    thread.join()
+    try:
+        wait_for(lambda: looks)
+        end = time.monotonic() + 2 * SECONDS
+        while time.monotonic() < end:
+            notify("default", [queue])
+            time.sleep(0.05)
+    finally:
+        stopping.set()
+        thread.join()
     # With 200 each one waits for up to two seconds and a half more.
     each_second = len(looks) / (2 * SECONDS)
     assert each_second < (4.5 if nodes == 1 else 2.0)

@@ -47,6 +47,15 @@ def test_how_many_waited_in_a_queue_follows_from_how_many_and_how_long():
     assert sum(each > 0 for each in course.waiting()) == 1
 
 
+def test_a_wait_counts_while_it_lasted_and_not_when_it_ended():
+    """Ten that a new worker took after half an hour: the bar of their end had 300, and those before it none."""
+    tally(5 * MINUTE, 10, waited={str(bucket(1800.0)): 10})
+    waiting = Course("hour", queue="mail").waiting()
+    assert waiting[-8:-4] == pytest.approx([10.0, 10.0, 10.0, 0.0])
+    assert max(waiting) <= 10.0
+    assert sum(waiting) == pytest.approx(300.0, rel=0.2)
+
+
 def test_those_that_wait_still_are_among_them():
     """A queue without a worker has none that ended: its page said nothing of how many waited."""
     for minutes in (400, 20, 20, 3):

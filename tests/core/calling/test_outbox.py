@@ -23,6 +23,7 @@ from jobs import Task
 from jobs.conf import is_ours
 from jobs.lifecycle import wakeups
 from jobs.models import Job
+from jobs.store import databases
 from tests import tasks
 from tests.helpers import driver
 from tests.helpers.concurrency import autocommit_off, cut
@@ -205,14 +206,19 @@ def test_errors_of_delay_many_are_djangos():
     """Else no ``except`` of a project catches them, and a connection that the server ended is not made anew."""
     if connection.vendor != "postgresql":
         pytest.skip("COPY is PostgreSQL's")
-
     connection.ensure_connection()
     cut()
-    assert len(tasks.effect.delay_many([("a",), ("b",)])) == Job.objects.count() == 2
+    assert len(tasks.effect.delay_many([(number,) for number in range(1001)])) == Job.objects.count() == 1001
+    # With each driver they come in one transaction: if the answer is lost, the first one stands for all.
+    assert len(databases.ask("default", "SELECT DISTINCT xmin::text FROM jobs_job")) == 1
     with pytest.raises(OperationalError), transaction.atomic():
         cut()
         tasks.effect.delay_many([("a",), ("b",)])
-    assert Job.objects.count() == 2
+    with transaction.atomic():
+        transaction.set_rollback(True)
+        with pytest.raises(TransactionManagementError):
+            tasks.effect.delay_many([("a",), ("b",)])
+    assert Job.objects.count() == 1001
 
 
 def test_delay_many_refuses_all_if_one_is_wrong():
@@ -391,8 +397,8 @@ def test_a_process_without_requests_survives_the_loss_of_its_connection(how):
         if how == "unique":
             tasks.summary.delay(f"day {number}")
         else:
-            tasks.effect.delay(number) if how == "one" else tasks.effect.delay_many([(number,)])
-    assert Job.objects.count() == 20
+            tasks.effect.delay(number) if how == "one" else tasks.effect.delay_many([(number,), (number,)])
+    assert Job.objects.count() == (30 if how == "many" else 20)
 
 
 @pytest.mark.database

@@ -1,6 +1,6 @@
 """The page of a task and that of a queue: what became of its jobs over time."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from django.http import Http404, HttpRequest, HttpResponse
@@ -20,7 +20,7 @@ from jobs.inspection.times import duration
 from jobs.models import LIVE, State
 
 #: A line: its label, its value in each bar, and what says one.
-Line = tuple[str, list[float | None], Callable[[float | None], str]]
+Line = tuple[str, Sequence[float | None], Callable[[float | None], str]]
 
 #: Of how long jobs ran and waited: the title, and the lines: which part, and its label.
 TIMES = {
