@@ -249,7 +249,11 @@ def check_tasks(app: Celery | None = None) -> Iterator[CheckMessage]:
     yield from chain.from_iterable(check(app) for check in OF_TASKS)
 
 
-for check in (check_settings, check_databases, check_routing, check_celery, check_tasks):
+#: Those that import neither tasks nor a broker's client.
+OF_DJANGO = "jobs_settings"
+for check in (check_settings, check_databases, check_routing):
+    register(check, "jobs", OF_DJANGO)
+for check in (check_celery, check_tasks):
     register(check, "jobs")
 register(ask_databases, Tags.database)
 

@@ -22,6 +22,7 @@ from django.db import OperationalError, ProgrammingError
 from django.utils import timezone, translation
 
 from jobs import extensions
+from jobs.checks import OF_DJANGO
 from jobs.conf import celery_app, import_tasks
 from jobs.conf.logs import CONTROLS, visible
 from jobs.management.console.tables import fit, table
@@ -111,6 +112,12 @@ class JobsCommand(BaseCommand):
             sub.add_argument("-v", "--verbosity", type=int, choices=range(4), default=SUPPRESS, help=SUPPRESS)
             if not each.is_checked:
                 sub.set_defaults(skip_checks=True)
+
+    def execute(self, *args: Any, **options: Any) -> Any:
+        if self.subcommands[options["subcommand"]].wish == LOOK:
+            # To import all tasks and the broker's client takes longer than most looks.
+            self.requires_system_checks = [OF_DJANGO]
+        return super().execute(*args, **options)
 
     def check(self, *args: Any, **kwargs: Any) -> None:
         try:
