@@ -249,7 +249,7 @@ def check_tasks(app: Celery | None = None) -> Iterator[CheckMessage]:
     yield from chain.from_iterable(check(app) for check in OF_TASKS)
 
 
-#: Those that import neither tasks nor a broker's client.
+#: The tag of the checks that import neither tasks nor a broker's client.
 OF_DJANGO = "jobs_settings"
 for check in (check_settings, check_databases, check_routing):
     register(check, "jobs", OF_DJANGO)

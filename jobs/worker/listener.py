@@ -80,8 +80,8 @@ def _listen(alias: str, stopping: threading.Event) -> None:
             looks = sorted([*looks[:1], *(now + pause for pause in _pauses(min(turns)))]) if turns else looks
             if (rests_until := worker_state.rests_until) != rested:
                 # All nodes of these queues together look as often as a few would.
-                others = sum(not {*queues}.isdisjoint(each) for each in living.values())
-                rested, until = rests_until, rests_until + random.uniform(0.0, others * TURN)
+                nodes = sum(any(queue in each for queue in queues) for each in living.values())
+                rested, until = rests_until, rests_until + random.uniform(0.0, nodes * TURN)
             if looks and now >= looks[0] and until > now:
                 # A look would find what no claim may take.
                 looks = sorted({until, *(look for look in looks if look > until)})

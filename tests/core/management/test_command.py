@@ -13,8 +13,10 @@ import uuid
 import pytest
 from celery import Celery, current_app
 from django.core.management import CommandError, call_command
+from django.core.management.base import SystemCheckError
 from django.db import OperationalError
 
+from jobs import checks
 from jobs import conf as project
 from jobs.conf import conf
 from jobs.lifecycle import transitions
@@ -36,6 +38,17 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 # Retry and cancel
+
+
+@pytest.mark.parametrize(("command", "is_all"), [("list", False), ("prune", True)])
+def test_a_command_that_looks_imports_no_tasks_for_its_checks(command, is_all, monkeypatch, settings):
+    imported = []
+    monkeypatch.setattr(checks, "import_tasks", imported.append)
+    call_command("jobs", command, *(["--dry-run"] if is_all else []), skip_checks=False)
+    assert bool(imported) == is_all
+    settings.JOBS = {**settings.JOBS, "HEARTBEAT": -1}
+    with pytest.raises(SystemCheckError, match="HEARTBEAT"):
+        call_command("jobs", command, skip_checks=False)
 
 
 @pytest.mark.parametrize("state", ["failed", "cancelled"])
