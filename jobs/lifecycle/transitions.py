@@ -388,10 +388,12 @@ def wake(what: str, using: str) -> bool:
 
     Race: two see the same one. Then one wakes nobody. Of a lock that is enough: it is had by one at a time.
     """
-    write = partial(store.of(using).wake, what, _waiting(None))
+    told = wakeups.told(using)
+    write = partial(store.of(using).wake, what, _waiting(None), told)
     if (queue := databases.again_if_moved(using, write, is_one=True)) is None:
         return False
-    transaction.on_commit(lambda: wakeups.notify(using, [queue]), using=using, robust=True)
+    if told is None:
+        transaction.on_commit(lambda: wakeups.notify(using, [queue]), using=using, robust=True)
     return True
 
 

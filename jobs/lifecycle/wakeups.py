@@ -45,6 +45,10 @@ BURST, PAUSE = 5, 0.02
 _notified: dict[tuple[str, str], float] = {}
 
 
+#: The kinds of a wake-up: one job came; some came, and who finds one wakes the next.
+ONE, SOME = b"1", b"+"
+
+
 class News(NamedTuple):
     """So many jobs have come into a queue."""
 
@@ -84,14 +88,29 @@ def notify(using: str, queues: Iterable[str]) -> None:
     """
     if not store.of(using).has_notify:
         return
-    now, counts = time.monotonic(), Counter(queues)
-    due = [queue for queue in counts if _notified.get((using, queue), now) - now <= (BURST - 1) * PAUSE]
-    if not due:
-        return
+    counts = Counter(queues)
+    if due := [queue for queue in counts if _is_due(using, queue)]:
+        _send(using, CHANNEL, [str(News(queue, counts[queue], random.getrandbits(63))) for queue in due])
+
+
+def told(using: str) -> tuple[str, str] | None:
+    """What a statement tells by itself that makes one job ready, and commits; None: call :func:`notify` after it.
+
+    Returns:
+        The channel, and what comes behind the name of the queue.
+    """
+    at_once = store.of(using).has_notify and connections[using].get_autocommit() and _is_due(using, "")
+    return (CHANNEL, str(News("", 1, random.getrandbits(63)))) if at_once else None
+
+
+def _is_due(using: str, queue: str) -> bool:
+    now = time.monotonic()
+    if (at := max(now, _notified.get((using, queue), now))) - now > (BURST - 1) * PAUSE:
+        return False
     if len(_notified) > 1000:
         _notified.clear()
-    _notified.update(((using, queue), max(now, _notified.get((using, queue), now)) + PAUSE) for queue in due)
-    _send(using, CHANNEL, [str(News(queue, counts[queue], random.getrandbits(63))) for queue in due])
+    _notified[using, queue] = at + PAUSE
+    return True
 
 
 def answer(job: Job, using: str) -> None:
@@ -151,33 +170,33 @@ class Wakeup:
         """To wait for, by ``select`` or ``poll``."""
         return self._reader
 
-    def send(self) -> None:
+    def send(self, kind: bytes = SOME) -> None:
         """There is news for whoever waits."""
         for each in (self, *self.others):
-            each.pass_on()
+            each.pass_on(kind)
 
-    def pass_on(self) -> None:
+    def pass_on(self, kind: bytes = SOME) -> None:
         """There is more than the caller took, of its own kind."""
         # The pipe is full: enough unread bytes to wake everybody.
         with suppress(BlockingIOError):
-            os.write(self._writer, b".")
+            os.write(self._writer, kind)
 
-    def take(self) -> bool:
-        """Take one wake-up; False: somebody was faster."""
+    def take(self) -> bytes:
+        """Take one wake-up; empty: somebody was faster."""
         return self._take(1)
 
-    def take_all(self) -> bool:
-        """Take all there are, before a look that answers them; False: there are none."""
+    def take_all(self) -> bytes:
+        """Take all there are, before a look that answers them; empty: there are none."""
         return self._take(1 << 16)
 
-    def _take(self, most: int) -> bool:
+    def _take(self, most: int) -> bytes:
         with suppress(BlockingIOError):
-            return bool(os.read(self._reader, most))
-        return False
+            return os.read(self._reader, most)
+        return b""
 
-    def wait(self, timeout: float) -> bool:
-        """Wait for a wake-up and take it; False: none came within ``timeout`` seconds, or somebody was faster."""
-        return bool(select.select([self._reader], [], [], timeout)[0]) and self.take()
+    def wait(self, timeout: float) -> bytes:
+        """Wait for a wake-up and take it; empty: none came within ``timeout`` seconds, or somebody was faster."""
+        return self.take() if select.select([self._reader], [], [], timeout)[0] else b""
 
 
 #: Made before the worker forks, like the worker state.

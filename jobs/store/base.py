@@ -286,8 +286,12 @@ class Store:
         rows = Job.objects.using(self.using).filter(self.among("pk", [job.pk for job in jobs]), state=State.RUNNING)
         return rows.filter(token=jobs[0].token).update(token=token, started_at=Now())
 
-    def wake(self, what: str, columns: Mapping[str, Any]) -> str | None:
-        """Let the first job that waits for this wait for its turn (``columns``); its queue, or None: none was."""
+    def wake(self, what: str, columns: Mapping[str, Any], told: tuple[str, str] | None) -> str | None:
+        """Let the first job that waits for this wait for its turn (``columns``); its queue, or None: none was.
+
+        Parameters:
+            told: a channel, and what is told there behind the name of the queue, by the same statement.
+        """
         rows = Job.objects.using(self.using).filter(AWAITING, waits_for=what)
         found = rows.order_by("waits_for", "pk").values_list("pk", "queue").first()
         return found[1] if found and rows.filter(pk=found[0]).update(**columns) else None

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
 from io import StringIO
-from typing import Any
+from typing import Any, Literal
 
 from django.db import DataError, OperationalError, transaction
 from django.db.models import BooleanField, F, Func, Q, Value
@@ -80,6 +80,7 @@ WHERE state = 'scheduled' AND id = (
 )
 RETURNING queue
 """
+_TELLING = "WITH woken AS ({}) SELECT queue, pg_notify(%s, queue || %s) FROM woken"
 
 #: Zero rows are an error (a division by zero), so that a COMMIT in the same message does not commit.
 SUCCEED = f"""
@@ -278,14 +279,15 @@ class PostgreSQL(base.Store):
     def renew(self, jobs: Sequence[Job], token: int) -> int:
         return self.session.execute(RENEW, {"token": token, "ids": [job.pk for job in jobs], "before": jobs[0].token})
 
-    def wake(self, what: str, columns: Mapping[str, Any]) -> str | None:
+    def wake(self, what: str, columns: Mapping[str, Any], told: tuple[str, str] | None) -> str | None:
         values = {name: value for name, value in columns.items() if not isinstance(value, Now)}
         sets = [f"{name} = {'%s' if name in values else 'statement_timestamp()'}" for name in columns]
         # Alone it may be forgotten by a crash of the server, as if its process had died before it. Inside of a
         # transaction it must not decide how that one commits.
         unsynced = UNSYNCED if self.connection.get_autocommit() else ""
-        found = self.ask(_WAKE.format(columns=", ".join(sets), unsynced=unsynced), *values.values(), what)
-        return next((queue for (queue,) in found), None)
+        sql = _WAKE.format(columns=", ".join(sets), unsynced=unsynced)
+        found = self.session.fetch(_TELLING.format(sql) if told else sql, [*values.values(), what, *(told or ())])
+        return next((row[0] for row in found), None)
 
     # A run
 
@@ -311,12 +313,21 @@ class PostgreSQL(base.Store):
                 row of the fence. The values are as they stand in SQL.
             point: the sync point between the statement and its commit.
         """
+        return self._last(types, template, values, point, commits=True) is not False
+
+    def ask_last(self, types: str, template: str, values: Sequence[str], point: str) -> str | Literal[False] | None:
+        """The same, of a statement that returns something: its first value as text. None: it returned nothing."""
+        return self._last(types, template, values, point, commits=False)
+
+    def _last(
+        self, types: str, template: str, values: Sequence[str], point: str, commits: bool
+    ) -> str | Literal[False] | None:
         connection, session = self.connection, self.session
         begin = commit = ""
         # A savepoint around it: the transaction is somebody else's. A test may want to stop in between.
         is_own = connection.in_atomic_block and not connection.savepoint_ids and not is_armed(point)
         if has_begun(connection):
-            commit = session.COMMIT if is_own else ""
+            commit = session.COMMIT if is_own and commits else ""
         elif connection.in_atomic_block and not is_own:
             # Else the body executed nothing, and one statement commits by itself; a COMMIT would be warned of.
             begin = session.BEGIN
@@ -324,12 +335,11 @@ class PostgreSQL(base.Store):
             with session.wrap:
                 name = session.prepared(_typed(types, template))
                 sql = f"EXECUTE {name}({', '.join(values)})" if name else template.format(*values)
-                session.send(begin + sql + commit)
+                return session.send(begin + sql + commit)
         except DataError as exc:
             if databases.sqlstate(exc) != databases.DIVISION_BY_ZERO:
                 raise
             return False
-        return True
 
     @contextmanager
     def bounded(self, seconds: float) -> Iterator[None]:

@@ -12,7 +12,7 @@ from django.db import Error, connections
 
 from jobs import extensions, store
 from jobs.conf.logs import logger
-from jobs.lifecycle.wakeups import ANSWERS, CHANNEL, WAITS, News, wakeup
+from jobs.lifecycle.wakeups import ANSWERS, CHANNEL, ONE, SOME, WAITS, News, wakeup
 from jobs.lifecycle.worker_state import IDLE, worker_state
 from jobs.maintenance import clock
 from jobs.store import databases
@@ -71,11 +71,12 @@ def _listen(alias: str, stopping: threading.Event) -> None:
             names, queues = {news.queue for news in heard}, worker_state.queues
             if WAITS in names:
                 worker_state.answers_until = now + ANSWERS
+            ours = [news for news in heard if news.queue in queues]
+            turns = [news.turn(worker_state.node, living) for news in ours]
+            if 0 in turns:
+                wakeup.send(ONE if sum(news.jobs for news in ours) == 1 else SOME)
             for hear in extensions.through("heard") if heard else ():
                 hear(names)
-            turns = [news.turn(worker_state.node, living) for news in heard if news.queue in queues]
-            if 0 in turns:
-                wakeup.send()
             # A stream of news puts off no look.
             looks = sorted([*looks[:1], *(now + pause for pause in _pauses(min(turns)))]) if turns else looks
             if (rests_until := worker_state.rests_until) != rested:

@@ -8,6 +8,7 @@ import select
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -46,10 +47,9 @@ class _Claiming:
         stock = worker.wait_for_job
         receive = self._receive_shared if self.is_shared else stock
         pipe = worker.inq._reader
-        poll, both = select.poll(), select.poll()
+        poll = select.poll()
         poll.register(pipe.fileno(), select.POLLIN)
-        both.register(pipe.fileno(), select.POLLIN)
-        both.register(wakeup.fileno(), select.POLLIN)
+        wait = waiter(pipe.fileno(), wakeup)
         runner: Runner | None = None
 
         def wait_for_job() -> Any:
@@ -64,7 +64,7 @@ class _Claiming:
                 for each in beside.present:
                     each.start(app, hostname)
             runner.in_stock = False
-            _run_jobs(runner, poll, both, worker._shutdown)
+            _run_jobs(runner, poll, wait, worker._shutdown)
             runner.in_stock = True
             return receive()
 
@@ -86,8 +86,9 @@ class _Claiming:
         sys.exit(EX_FAILURE)
 
 
-def _run_jobs(runner: Runner, poll: select.poll, both: select.poll, shutdown: Any) -> None:
+def _run_jobs(runner: Runner, poll: select.poll, wait: Callable[[float], bytes], shutdown: Any) -> None:
     """Run jobs until there is something in the pool's pipe, or the worker stops."""
+    woken = b""
     while not poll.poll(0) and worker_state.stopping_for is None:
         if shutdown is not None and shutdown.is_set():
             _wait_for_others()
@@ -97,19 +98,36 @@ def _run_jobs(runner: Runner, poll: select.poll, both: select.poll, shutdown: An
             offers.send()
             if poll.poll(OFFER):
                 return
-        if not runner.run_batch():
-            _wait(both, runner.patience)
+        woken = b"" if runner.run_batch(woken) else wait(runner.patience)
     if worker_state.stopping_for is not None:
         _wait_for_others()
 
 
-def _wait(both: select.poll, patience: float) -> None:
-    """Wait for the pool's pipe, or for a wake-up. All that wait are woken by one, and one takes it."""
-    deadline = time.monotonic() + patience
-    while (left := deadline - time.monotonic()) > 0:
-        ready = both.poll(left * 1000)
-        if any(descriptor != wakeup.fileno() for descriptor, _ in ready) or (ready and wakeup.take()):
-            return
+def waiter(pipe: int, wakeup: Wakeup) -> Callable[[float], bytes]:
+    """A function that waits so many seconds for the pool's pipe, or for a wake-up, which it takes and returns.
+
+    All processes wait for the same wake-ups. Linux wakes one of them for each; elsewhere all wake, and one takes it.
+    """
+    has_epoll = hasattr(select, "epoll")
+    poll, unit = (select.epoll(), 1) if has_epoll else (select.poll(), 1000)
+    poll.register(pipe, select.POLLIN)
+    poll.register(wakeup.fileno(), select.POLLIN | (select.EPOLLEXCLUSIVE if has_epoll else 0))
+
+    def wait(seconds: float) -> bytes:
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            ready = {descriptor for descriptor, _ in poll.poll(left * unit)}
+            woken = wakeup.take() if wakeup.fileno() in ready else b""
+            if pipe in ready:
+                if woken:
+                    # The others sleep.
+                    wakeup.pass_on(woken)
+                break
+            if woken:
+                return woken
+        return b""
+
+    return wait
 
 
 def _wait_for_others() -> None:
@@ -237,9 +255,10 @@ def threads(app: Any, hostname: str, count: int) -> list[threading.Thread]:
 def _run_in_thread(app: Any, hostname: str) -> None:
     runner = extensions.instead(Runner)(app, hostname)
     try:
+        woken = b""
         while worker_state.stopping_for is None:
             try:
-                has_run = runner.run_batch()
+                has_run = runner.run_batch(woken)
             except Exception:
                 # A process would end, and be replaced. Nobody replaces a thread. What it had is an orphan now.
                 runner.slot.rest(IDLE)
@@ -247,10 +266,9 @@ def _run_in_thread(app: Any, hostname: str) -> None:
                     "a thread that runs jobs goes on after an error", extra=worker_state.about("runner_broken")
                 )
                 has_run = False
-            deadline = time.monotonic() + (0.0 if has_run else runner.patience)
-            while worker_state.stopping_for is None and (left := deadline - time.monotonic()) > 0:
-                if wakeup.wait(min(0.5, left)):
-                    break
+            woken, deadline = b"", time.monotonic() + (0.0 if has_run else runner.patience)
+            while not woken and worker_state.stopping_for is None and (left := deadline - time.monotonic()) > 0:
+                woken = wakeup.wait(min(0.5, left))
     finally:
         runner.slot.free()
         connections.close_all()

@@ -27,7 +27,7 @@ from jobs.conf.syncpoints import reach
 from jobs.execution import finish, pipeline
 from jobs.lifecycle import claims, transitions
 from jobs.lifecycle.run import Run
-from jobs.lifecycle.wakeups import notify, wakeup
+from jobs.lifecycle.wakeups import ONE, notify, wakeup
 from jobs.lifecycle.worker_state import BODY, BUSY, IDLE, OLD, ProcessState, worker_state
 from jobs.models import Job
 from jobs.store import databases
@@ -107,7 +107,7 @@ class Runner:
         #: For each database that cannot be reached, until when it is left alone.
         self._away: dict[str, float] = {}
 
-    def take(self) -> list[Job]:
+    def take(self, woken: bytes = b"") -> list[Job]:
         """Claim; empty: there is nothing to do, or it may not be done.
 
         A node that could not beat for half of the time after which it is dead claims nothing: others may be about to
@@ -123,19 +123,23 @@ class Runner:
                 self._finish_left()
             jobs = self._claim()
             # What woke nobody while all were busy is answered by one more look, and not by one for each.
-            if not jobs and not self.wakeup.take_all():
+            if not jobs and not (woken := self.wakeup.take_all()):
                 break
         if not jobs:
             self.slot.rest(IDLE)
             return []
-        if self._claimer.may_find_more(jobs, self._asked):
-            # For one that sleeps.
+        if self._claimer.may_find_more(jobs, self._asked) and woken != ONE * len(jobs):
+            # For one that sleeps. Not if it has the only one that came: what else there is has its own wake-up.
             self.wakeup.pass_on()
         return jobs
 
-    def run_batch(self) -> bool:
-        """Claim and run; False: there is nothing to do, or it may not be done."""
-        if jobs := self.take():
+    def run_batch(self, woken: bytes = b"") -> bool:
+        """Claim and run; False: there is nothing to do, or it may not be done.
+
+        Parameters:
+            woken: the wake-ups that led here.
+        """
+        if jobs := self.take(woken):
             self._run_all(jobs)
             # As Django does after a request, and Celery's fixup after each task.
             with suppress(Exception):

@@ -38,7 +38,7 @@ from jobs.conf.logs import log
 from jobs.conf.syncpoints import reach
 from jobs.contrib.durable import signals
 from jobs.contrib.durable.models import Step
-from jobs.contrib.durable.store import steps, write_done
+from jobs.contrib.durable.store import Gone, steps, take, write_done
 from jobs.errors import Cancel, EffectParked, LostLease, NotSettled
 from jobs.execution import default_retry, finish
 from jobs.execution.pipeline import RERUNS
@@ -184,8 +184,8 @@ class History:
         # A run that goes on here was probably woken by it.
         if row.pk is not None or signals.is_there(key, self.using):
             # Race: another job takes it first.
-            with suppress(signals.Gone):
-                return self._commit(row, lambda: signals.take(key, self.job.pk, self.using))
+            with suppress(Gone):
+                return self._commit(row, None)
         if row.pk is None:
             row.until = until
         elif self._is_over(row):
@@ -272,10 +272,11 @@ class History:
             row.made_at = now_plus(row.began - time.monotonic())
         row.save(using=self.using)
 
-    def _commit(self, row: Any, work: Callable[[], Any], state: str = DONE, heeds: bool = True) -> Any:
+    def _commit(self, row: Any, work: Callable[[], Any] | None, state: str = DONE, heeds: bool = True) -> Any:
         """Do it in one transaction with its row and the fence, and keep what it returns.
 
         Parameters:
+            work: None: take the signal of the row's key.
             heeds: it is refused if the job was asked to end. What has happened outside is kept all the same.
         """
         pauses = iter(RERUNS)
@@ -292,21 +293,24 @@ class History:
                 reach("after_step")
                 return decoded(kept)
 
-    def _attempt(self, row: Any, work: Callable[[], Any], state: str, heeds: bool) -> Any:
+    def _attempt(self, row: Any, work: Callable[[], Any] | None, state: str, heeds: bool) -> Any:
         at, is_sent, is_lost = store.of(self.using), False, False
         try:
             with at.write_mutex(), transaction.atomic(using=self.using):
                 try:
                     at.prepare_body()
-                    kept = jsonable(self._inside(work), f"the result of the step {row.name!r}")
+                    if work is not None:
+                        row.result = jsonable(self._inside(work), f"the result of the step {row.name!r}")
                     is_sent = True
-                    self._end_step(row, kept, state, heeds)
+                    self._end_step(row, state, heeds, takes=work is None)
                     reach("before_step")
                 except BaseException as exc:
                     # Before the end of the block, which opens a new connection in place of a broken one.
                     is_lost = databases.is_lost(exc, self.using)
                     databases.roll_back(self.using)
                     raise
+        except Gone:
+            raise
         except _NotOurs:
             with transaction.atomic(using=self.using):
                 self._hold()
@@ -326,7 +330,7 @@ class History:
             if (is_lost or is_refused) and not databases.is_conflict(exc):
                 raise self._lost(exc) from exc
             raise
-        return kept
+        return row.result
 
     def _inside(self, work: Callable[[], Any]) -> Any:
         self.is_in_step = True
@@ -335,16 +339,18 @@ class History:
         finally:
             self.is_in_step = False
 
-    def _end_step(self, row: Any, kept: Any, state: str, heeds: bool) -> None:
-        """The fence, and the row. Where one statement does it, the COMMIT goes with it."""
-        row.result, is_done = kept, None
+    def _end_step(self, row: Any, state: str, heeds: bool, takes: bool) -> None:
+        """The signal, the fence, and the row. Where one statement does it, the COMMIT goes with it."""
+        is_done = None
         if state == DONE:
-            is_done = write_done(self.job, row, time.monotonic() - row.began, heeds, self._deadline)
+            is_done = write_done(self.job, row, time.monotonic() - row.began, heeds, self._deadline, takes)
         if is_done is not None:
             if not is_done:
                 raise _NotOurs
             row.state = state
             return
+        if takes:
+            row.result = take(row.key, self.job.pk, self.using)
         self._hold(heeds)
         self._put(row, state=state, error=None, **({"done_at": Now()} if state == DONE else {}))
 

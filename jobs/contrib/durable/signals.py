@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import time
-import uuid
 from functools import partial
 from typing import Any
 
@@ -32,10 +31,6 @@ from jobs.store import databases
 SIGNAL = "signal:"
 #: Seconds for which the workers look again whether somebody waits for a signal.
 LOOKED_AFTER = 60.0
-
-
-class Gone(Exception):
-    """Another job has taken the signal."""
 
 
 def check_key(key: Any) -> str:
@@ -119,13 +114,6 @@ def is_there(key: str, using: str) -> bool:
 def wake_if_there(key: str, using: str) -> None:
     if is_there(key, using):
         transitions.wake(SIGNAL + key, using)
-
-
-def take(key: str, job_id: uuid.UUID, using: str) -> Any:
-    """Take the oldest signal of the key, in the transaction of the step; returns its payload as it is kept."""
-    for payload in store.take(key, job_id, using):
-        return payload
-    raise Gone(key)
 
 
 def prune(using: str, budget: float) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import uuid
 from typing import Any
 
@@ -34,14 +35,20 @@ ON CONFLICT (job, name) DO UPDATE SET state = 'done', lease = EXCLUDED.lease, re
 """
 _TYPES = "uuid, int, bigint, boolean, text, text, json, text, json, double precision, timestamptz"
 
-
 #: Race: several jobs wait for signals of one key. Each takes another one, and none waits.
 _TAKE = """
-UPDATE jobs_signal SET taken_by = %s WHERE taken_by IS NULL AND id = (
-    SELECT id FROM jobs_signal WHERE key = %s AND taken_by IS NULL ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED
+UPDATE jobs_signal SET taken_by = {0} WHERE taken_by IS NULL AND id = (
+    SELECT id FROM jobs_signal WHERE key = {7} AND taken_by IS NULL ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED
 )
 RETURNING payload
 """
+
+
+class Gone(Exception):
+    """Another job has taken the signal."""
+
+
+_COLUMNS = [field.attname for field in Step._meta.concrete_fields]
 
 
 def steps(job_id: uuid.UUID, using: str) -> list[Any]:
@@ -49,35 +56,64 @@ def steps(job_id: uuid.UUID, using: str) -> list[Any]:
 
     Each run reads them first, and Django takes longer to compile a query than the database to answer this one.
     """
-    sql = f"SELECT *, {store.of(using).epoch} AS now FROM jobs_step WHERE job = %s ORDER BY id"
-    own = Step._meta.get_field("job").get_db_prep_value(job_id, connections[using])
-    return list(Step.objects.using(using).raw(sql, [own]))
+    at = store.of(using)
+    sql = f"SELECT {', '.join(_COLUMNS)}, {at.epoch} AS now FROM jobs_step WHERE job = %s ORDER BY id"
+    if not at.writes_at_once:
+        own = Step._meta.get_field("job").get_db_prep_value(job_id, connections[using])
+        return list(Step.objects.using(using).raw(sql, [own]))
+    found: list[Any] = []
+    for *values, now in session_of(using).fetch(sql, [job_id]):
+        found.append(Step.from_db(using, _COLUMNS, values))
+        found[-1].now = now
+    return found
 
 
-def take(key: str, job_id: uuid.UUID, using: str) -> list[Any]:
-    """Take the oldest signal of the key, in this transaction; returns its payload as it is kept, or nothing."""
-    if store.of(using).writes_at_once:
-        return [payload for (payload,) in databases.ask(using, _TAKE, job_id, key)]
+def take(key: str, job_id: uuid.UUID, using: str) -> Any:
+    """Take the oldest signal of the key, in this transaction; returns its payload as it is kept.
+
+    Raises:
+        Gone: there is none.
+    """
     found = databases.free(Signal.objects.using(using).filter(key=key, taken_by=None).order_by("pk")).first()
-    return [found.payload] if found and Signal.objects.using(using).filter(pk=found.pk).update(taken_by=job_id) else []
+    if found is None or not Signal.objects.using(using).filter(pk=found.pk).update(taken_by=job_id):
+        raise Gone(key)
+    return found.payload
 
 
-def write_done(job: Job, step: Step, took: float, heeds: bool, deadline: datetime.datetime | None) -> bool | None:
+def write_done(
+    job: Job, step: Step, took: float, heeds: bool, deadline: datetime.datetime | None, takes: bool = False
+) -> bool | None:
     """Write a step that is done, and commit. False: the fence did not hold; None: this database takes two steps.
 
     Parameters:
         took: seconds.
         heeds: it is refused if the job was asked to end, or its deadline is over.
+        takes: its result is the oldest signal of its key, which it takes by the same statement.
+
+    Raises:
+        Gone: there is no such signal.
     """
-    at = store.of(str(job._state.db))
+    at: Any = store.of(str(job._state.db))
     if not at.writes_at_once:
         return None
     text = session_of(at.using).literal
     own = f"'{job.pk}'", str(job.lease), str(job.token), str(heeds)
     said = text(step.name), text(str(step.kind)), json_literal(step.result), text(step.key)
-    write_last: Any = at.write_last  # type: ignore[attr-defined]
     last = json_literal(step.on_cancel), f"{took:.6f}", f"'{deadline.isoformat()}'" if deadline else "NULL"
-    return bool(write_last(_TYPES, _DONE, (*own, *said, *last), "before_step"))
+    if not takes:
+        return bool(at.write_last(_TYPES, _DONE, (*own, *said, *last), "before_step"))
+    if (payload := at.ask_last(_TYPES, _taking(_DONE), (*own, *said, *last), "before_step")) is None:
+        raise Gone(step.key)
+    step.result = json.loads(payload or "null")
+    return payload is not False
+
+
+def _taking(done: str) -> str:
+    """The statement of a step, with a signal's payload in place of its result."""
+    parts = (")\nINSERT", f"), taken AS ({_TAKE})\nINSERT"), ("{6}", "payload"), ("\nON", " FROM taken\nON")
+    for part, instead in parts:
+        done = done.replace(part, instead, 1)
+    return done + "RETURNING COALESCE(result::text, 'null')"
 
 
 def awaiting(what: Any, using: str) -> QuerySet[Job]:

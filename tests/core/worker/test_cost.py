@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
+import select
+import signal
 import struct
 import termios
 import time
 from collections import Counter
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from celery import current_app
@@ -19,12 +23,13 @@ from jobs.lifecycle import claims as lifecycle_claims
 from jobs.lifecycle.wakeups import Wakeup
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job
+from jobs.worker import pool
 from jobs.worker import runner as worker_runner
 from jobs.worker.runner import Runner
 from tests import tasks
 from tests.faults.worker import Worker
 from tests.helpers import driver
-from tests.helpers.harness import wait_ended, wait_heartbeats
+from tests.helpers.harness import wait_ended, wait_for, wait_heartbeats
 from tests.helpers.looks import Looks
 from tests.settings import JOBS
 
@@ -167,8 +172,8 @@ def looks(tmp_path):
 
 
 @pytest.mark.parametrize("count", [1, 5])
-def test_a_job_that_comes_alone_costs_three_claims_however_many_workers_wait(looks, count, settings):
-    """One that gets it, one beside it for more of them, and one after its body."""
+def test_a_job_that_comes_alone_costs_two_claims_however_many_workers_wait(looks, count, settings):
+    """One that gets it, and one after its body."""
     settings.JOBS = {**JOBS, "POLL_INTERVAL": 1.0}
     with ExitStack() as stack:
         workers = [stack.enter_context(Worker(concurrency=2, **looks.env)) for _ in range(count)]
@@ -184,9 +189,40 @@ def test_a_job_that_comes_alone_costs_three_claims_however_many_workers_wait(loo
         claims, others = looks.count() - before, looks.count("look")
         nodes = set(Job.objects.exclude(node=None).values_list("node", flat=True))
     # A clock may look at the same moment, and a machine be busy.
-    assert claims < 4 * 20
+    assert claims < 3 * 20
     assert len(nodes) >= min(count, 3), "they take turns"
     assert others > 0
+
+
+@pytest.mark.skipif(not hasattr(select, "EPOLLEXCLUSIVE"), reason="Linux only: elsewhere all wake, and one takes it")
+def test_a_wakeup_wakes_one_process_of_those_that_wait():
+    wakeup, (pipe, _) = Wakeup(), os.pipe()
+    children = []
+    for _ in range(4):
+        if (child := os.fork()) == 0:
+            wait = pool.waiter(pipe, wakeup)
+            while True:
+                wait(60)
+        children.append(child)
+    try:
+        for child in children:
+            wait_for(lambda: Path(f"/proc/{child}/stat").read_text().split()[2] == "S", 10, "it waits")  # noqa: B023
+        before = sum(map(sleeps, children))
+        for _ in range(50):
+            wakeup.send()
+            wait_for(lambda: not unread(wakeup), 10, "one has taken it")
+        # One sleeps once more for each, and of all four each would.
+        assert sum(map(sleeps, children)) - before < 100
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+def sleeps(pid: int) -> int:
+    """How often the process began to wait for something."""
+    [line] = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("voluntary")]
+    return int(line.split()[1])
 
 
 # Connections
