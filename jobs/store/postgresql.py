@@ -76,11 +76,11 @@ WHERE id = ANY (%(ids)s) AND {STILL_RUNNING} AND token = %(before)s
 _WAKE = """
 UPDATE jobs_job SET {columns} {unsynced}
 WHERE state = 'scheduled' AND id = (
-    SELECT id FROM jobs_job WHERE state = 'scheduled' AND waits_for = %s ORDER BY waits_for, id LIMIT 1
+    SELECT id FROM jobs_job WHERE state = 'scheduled' AND waits_for = %(what)s ORDER BY waits_for, id LIMIT 1
 )
 RETURNING queue
 """
-_TELLING = "WITH woken AS ({}) SELECT queue, pg_notify(%s, queue || %s) FROM woken"
+_TELLING = "WITH woken AS ({}) SELECT queue, pg_notify(%(channel)s, queue || %(told)s) FROM woken"
 
 #: Zero rows are an error (a division by zero), so that a COMMIT in the same message does not commit.
 SUCCEED = f"""
@@ -281,13 +281,10 @@ class PostgreSQL(base.Store):
 
     def wake(self, what: str, columns: Mapping[str, Any], told: tuple[str, str] | None) -> str | None:
         values = {name: value for name, value in columns.items() if not isinstance(value, Now)}
-        sets = [f"{name} = {'%s' if name in values else 'statement_timestamp()'}" for name in columns]
-        # Alone it may be forgotten by a crash of the server, as if its process had died before it. Inside of a
-        # transaction it must not decide how that one commits.
-        unsynced = UNSYNCED if self.connection.get_autocommit() else ""
-        sql = _WAKE.format(columns=", ".join(sets), unsynced=unsynced)
-        found = self.session.fetch(_TELLING.format(sql) if told else sql, [*values.values(), what, *(told or ())])
-        return next((row[0] for row in found), None)
+        if told is not None:
+            values |= {"channel": told[0], "told": told[1]}
+        sql = wake_sql(columns, self.connection.get_autocommit(), told is not None)
+        return next((row[0] for row in self.session.fetch(sql, {**values, "what": what})), None)
 
     # A run
 
@@ -376,6 +373,18 @@ def claim_sql(queue: str, limit: int, is_after: bool, is_without: bool, is_only:
     words = {"after": AFTER if is_after else "", "without": tasks, "order": BY_ORDER}
     words |= {"ready": READY.format(queue=literal(queue))}
     return CLAIM.format(first=_FIRST.format(limit=limit, **words), columns=", ".join(named(Part.CLAIM)))
+
+
+def wake_sql(columns: Mapping[str, Any], is_alone: bool, tells: bool) -> str:
+    """Alone it may be forgotten by a crash of the server, as if its process had died before it.
+
+    Inside of a transaction it must not decide how that one commits.
+    """
+    sets = [
+        f"{name} = {'statement_timestamp()' if isinstance(columns[name], Now) else f'%({name})s'}" for name in columns
+    ]
+    sql = _WAKE.format(columns=", ".join(sets), unsynced=UNSYNCED if is_alone else "")
+    return _TELLING.format(sql) if tells else sql
 
 
 def _text(name: str, value: Any) -> str | None:

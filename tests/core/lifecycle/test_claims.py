@@ -887,6 +887,12 @@ TYPES = {
     "id": "uuid",
     "lease": "int",
     "before": "bigint",
+    "what": "text",
+    "channel": "text",
+    "told": "text",
+    "state": "text",
+    "held": "boolean",
+    "waits_for": "text",
 }
 
 
@@ -993,6 +999,11 @@ def test_no_hot_statement_scans_or_sorts_the_table(full, statistics):
     plans["renew"] = ("jobs_job_pkey", explained_generically(postgresql.RENEW, values | {"ids": [middle.pk]}))
     succeed = postgresql.SUCCEED.format("NULL::json", "0.1", "%(id)s", "%(lease)s", "%(token)s")
     plans["succeed"] = ("jobs_job_pkey", explained_generically(succeed, values))
+    for tells in (False, True):
+        columns = transitions._waiting(None)
+        given = {**columns, "what": "k", "channel": "c", "told": "t"}
+        text = explained_generically(postgresql.wake_sql(columns, True, tells), given)
+        plans[f"wake {tells}"] = ("jobs_job_awaiting", text)
     own = OwnJobs(os.getpid())
     for name, index, action in (
         ("has_ready", "jobs_job_ready", lambda: clock.has_ready("default", [QUEUE, "mail"])),
@@ -1001,7 +1012,6 @@ def test_no_hot_statement_scans_or_sorts_the_table(full, statistics):
         ("make_due since", "jobs_job_scheduled", lambda: transitions.make_due("default", 10, since=ago(9))),
         ("expire", "jobs_job_expires", lambda: transitions.expire("default", 10)),
         ("let_go", "jobs_job_awaiting", lambda: transitions.let_go("default", ["a", "b"], [QUEUE], 10)),
-        ("wake", "jobs_job_awaiting", lambda: transitions.wake("k", "default")),
         ("orphans", "jobs_job_running", own.hand_back_orphans),
         ("give_back", "jobs_job_running", lambda: transitions.hand_back_claim("default", worker_state.node, 1)),
         (
