@@ -54,7 +54,7 @@ class Waits(Figure):
         Goal(figure="waits", key="p50_ms", most=5.0, unit="ms", says="100,000 tasks wait: signal to task, p50"),
     )
     peers = ("jobs",)
-    parts = ({"waiting": 100_000, "times": 300, "calls": 150},)
+    parts = ({"waiting": 100_000, "times": 900, "calls": 150},)
     quick_parts = ({"waiting": 5_000, "times": 50, "calls": 30},)
     rounds = 2
     timeout = 300.0

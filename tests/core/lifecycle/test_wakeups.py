@@ -13,9 +13,10 @@ import pytest
 from celery import current_app
 from django.db import connection, transaction
 
+from jobs import store
 from jobs.conf import syncpoints
 from jobs.lifecycle import transitions, wakeups
-from jobs.lifecycle.wakeups import News, Wakeup
+from jobs.lifecycle.wakeups import ONE, SOME, News, Wakeup
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job
 from jobs.store import databases, sessions
@@ -218,7 +219,7 @@ def test_a_bell_wakes_as_many_as_it_was_rung_for():
     wakeup = Wakeup()
     wakeup.send()
     wakeup.send()
-    assert [wakeup.wait(0), wakeup.wait(0), wakeup.wait(0)] == [True, True, False]
+    assert [wakeup.wait(0), wakeup.wait(0), wakeup.wait(0)] == [SOME, SOME, b""]
 
 
 def test_a_bell_that_nobody_hears_holds_nobody_up():
@@ -254,6 +255,14 @@ def test_a_listener_wakes_a_process_when_a_job_is_committed(listening):
     Elsewhere(lambda: tasks.noop.delay()).result()
     assert listening.wait(5)
     assert fair() - began < 1
+
+
+@pytest.mark.parametrize(("count", "kind"), [(1, ONE), (2, SOME)])
+def test_a_listener_says_whether_one_job_came(listening, count, kind):
+    if not store.of("default").has_notify:
+        pytest.skip("elsewhere nobody says how many")
+    Elsewhere(lambda: tasks.noop.delay_many([(number,) for number in range(count)])).result()
+    assert listening.wait(5) == kind
 
 
 def test_a_listener_finds_what_came_within_the_callers_pause(listening, monkeypatch):

@@ -20,7 +20,7 @@ from django.db import connection
 
 from jobs.conf import conf
 from jobs.lifecycle import claims as lifecycle_claims
-from jobs.lifecycle.wakeups import Wakeup
+from jobs.lifecycle.wakeups import ONE, SOME, Wakeup
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job
 from jobs.worker import pool
@@ -158,6 +158,13 @@ def test_a_queue_that_is_added_is_claimed_from_at_once(runner, many):
     worker_state.queues = ["queue-001", "queue-002"]
     tasks.noop.apply_async((1,), queue="zzz")
     assert not runner.run_batch()
+
+
+@pytest.mark.parametrize(("woken", "passes_on"), [(ONE, 0), (SOME, 1), (ONE + ONE, 1), (b"", 1)])
+def test_who_was_woken_for_one_job_wakes_nobody_else(runner, woken, passes_on):
+    tasks.noop.delay(1, queue=QUEUE)
+    assert runner.run_batch(woken)
+    assert unread(runner.wakeup) == passes_on
 
 
 # Real workers
