@@ -15,6 +15,7 @@ from benchmarks.figures.limits import Limits
 from benchmarks.figures.many import Many
 from benchmarks.figures.size import Size
 from benchmarks.figures.sqlite import Sqlite
+from benchmarks.figures.steady import Steady
 from benchmarks.figures.steps import Steps
 from benchmarks.figures.waits import Waits
 
@@ -40,5 +41,6 @@ FIGURES: dict[str, Figure] = {
         Steps(),
         Waits(),
         Kills(),
+        Steady(),
     )
 }

@@ -21,6 +21,8 @@ class Jobs(Peer):
 
     #: Whether its events go over the broker.
     is_service: bool = False
+    #: Seconds for which a job is kept after it ended.
+    kept: float | None = None
     #: More options of its tasks.
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -31,6 +33,8 @@ class Jobs(Peer):
         found = {"INSTALLED_APPS": ["jobs", "jobs.events"], **celery_settings(url, prefix="CELERY_")}
         if self.at_once:
             found["JOBS"] = {"ASYNC_CONCURRENCY": self.at_once}
+        if self.kept is not None:
+            found["JOBS"] = {"RETENTION": self.kept}
         if self.is_service:
             found["INSTALLED_APPS"] += ["jobs.contrib.event_broker"]
             found["JOBS"] = {"SERVICE": os.environ.get("BENCH_SERVICE", "here"), "EVENT_BROKER": url}
@@ -89,6 +93,7 @@ PEERS = (
     Jobs(name="jobs-relaxed", broker="redis", about="synchronous_commit=False", options={"synchronous_commit": False}),
     Jobs(name="jobs-grouped", broker="redis", about="grouped=True", options={"grouped": True}),
     Jobs(name="jobs-async", broker="redis", at_once=1000, about="1,000 async bodies at once in each process"),
+    Jobs(name="jobs-pruned", broker="redis", about="jobs are kept for three minutes", kept=180.0),
     Jobs(name="jobs-full", broker="redis", about="a table full of finished jobs, and of others that wait"),
     Jobs(name="jobs-sqlite", database="sqlite", about="without a broker", drained=5_000),
 )
