@@ -163,7 +163,7 @@ class Backend(BaseBackend):
         self._ensure_not_eager()
         ids, looks, pause, longest = set(task_ids), 0, FIRST_PAUSE, 0.5 if interval is None else interval
         deadline = None if timeout is None else time.monotonic() + timeout
-        with wakeups.Listener(databases.home()) as listener:
+        with wakeups.ResultListener(databases.home()) as listener:
             while ids:
                 for task_id, meta in self._over(ids).items():
                     ids.remove(task_id)

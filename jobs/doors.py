@@ -53,7 +53,8 @@ class Extension:
         The row is not inserted yet. ``TypeError``, ``ValueError``: the call cannot be.
         """
 
-    #: What makes objects of a subclass in place of a class of the core, by its path (of several, of all): its own path.
+    #: Replacements for parts of the core: the path of a class or function there, and that of what stands in for it. If
+    #: several extensions replace one class, a class is made that inherits from all of theirs.
     instead: Mapping[str, str] = {}
 
     # A job's row

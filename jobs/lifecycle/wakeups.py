@@ -66,9 +66,10 @@ class News(NamedTuple):
         return f"{self.queue}\n{self.jobs} {self.number}"
 
     def turn(self, node: uuid.UUID, others: Mapping[uuid.UUID, Container[str]]) -> int:
-        """How many looks have gone wrong before the node looks for these jobs; 0: it looks at once.
+        """The node's place in the line of those that look for these jobs.
 
-        For each job one node does, and the next time others. All of them know the same nodes, roughly.
+        With two new jobs the first two nodes have 0, and look at once. The others look later, in case those before them
+        are busy or dead. The number of the news shuffles the line. All nodes know the same nodes, roughly.
 
         Parameters:
             others: the queues of each node that lives.
@@ -128,7 +129,7 @@ def _send(using: str, channel: str, payloads: list[str]) -> None:
             databases.drop(using)
 
 
-class Listener(ExitStack):
+class ResultListener(ExitStack):
     """Sleeps until one of some jobs may have ended: LISTEN on a connection of its own, where that is to be had."""
 
     def __init__(self, alias: str) -> None:

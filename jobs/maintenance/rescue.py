@@ -96,7 +96,8 @@ class Rescue:
         found = Node.objects.using(databases.home()).filter(known).only("dead_at", "stopping_at", "queues")
         at_home = {row.pk: row.dead_at for row in found}
         self.living = {row.pk: row.queues for row in found if row.dead_at is None and row.stopping_at is None}
-        # Home may have been pruned or restored: of whom it does not know it has to hear, as of all others.
+        # Home may have lost a node's row: it was pruned, or restored from a backup. A node that another database or a
+        # running job names is watched like any other.
         alive = {key for key in self._named | at_home.keys() if at_home.get(key) is None}
         self._strange = counts.keys() - alive - {VISITOR}
         silent = []
@@ -157,7 +158,8 @@ def _lose_all(runs: list[Claimed], using: str, lose: Callable[[Job], bool]) -> i
     """
     lost = claims.begun(runs)
     handed_back = {run: _finish_all([run], using, "handed_back", _HAND_BACK) for run in runs if run not in lost}
-    # Somebody has locked such a row: then that which counts stays as well, or the other would be the first next time.
+    # A row that was not begun may be locked. Then the one that was begun stays too: otherwise the next look would take
+    # the other for the first, and count it as begun.
     left = {abs(run[2]) for run, is_done in handed_back.items() if not is_done and run[0] not in _reported}
     counted = [run for run in lost if abs(run[2]) not in left]
     for run in lost:

@@ -291,7 +291,9 @@ def test_waiting_looks_more_and_more_rarely(monkeypatch):
     result, pauses = tasks.noop.delay(), []
     backend = current_app.backend
     monkeypatch.setattr(backend, "_sleep", lambda seconds: pauses.append(seconds) or len(pauses) < 20 or 1 / 0)
-    monkeypatch.setattr("jobs.lifecycle.wakeups.Listener.sleep", lambda listener, seconds, ids: backend._sleep(seconds))
+    monkeypatch.setattr(
+        "jobs.lifecycle.wakeups.ResultListener.sleep", lambda listener, seconds, ids: backend._sleep(seconds)
+    )
     with pytest.raises(ZeroDivisionError), CaptureQueriesContext(connection) as queries:
         result.get()
     assert len(queries) == len(pauses) == 20

@@ -1,4 +1,4 @@
-"""What people may see of a job's values: ``JOBS["REDACT"]`` decides, and is asked here alone."""
+"""What people may see of a job's values, as the function ``JOBS["REDACT"]`` decides. It is called here alone."""
 
 import datetime
 import json
