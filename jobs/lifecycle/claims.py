@@ -50,8 +50,6 @@ class Claimer:
         #: For each database and queue: the place of the row that was claimed last, and when to look from the start.
         self._after: dict[tuple[str, str], tuple[Any, ...]] = {}
         self._look_at: dict[tuple[str, str], float] = {}
-        #: And until when it is left alone, because there was much to step over and nothing to claim.
-        self._rest_until: dict[tuple[str, str], float] = {}
 
     def claim(self, using: str, queue: str, node: uuid.UUID, limit: int, **more: Any) -> list[Job]:
         """Take up to ``limit`` jobs of the queue, with a fresh token; ``more`` as :class:`Claim` has it."""
@@ -74,14 +72,11 @@ class Claimer:
         rows: list[Job] = []
         if after and time.monotonic() < self._look_at.get(place, 0.0):
             rows = at.claim(claim._replace(after=after))
-        if not rows and time.monotonic() >= self._rest_until.get(place, 0.0):
+        if not rows:
             began = time.monotonic()
             rows = at.claim(claim)
             took = time.monotonic() - began
             self._look_at[place] = time.monotonic() + (RARELY * took if took > SLOW_LOOK else LOOK)
-            if claim.only and not rows and took > SLOW_LOOK:
-                # It stepped over many jobs of other tasks.
-                self._rest_until[place] = self._look_at[place]
         if rows:
             # A job that comes alone needs no place: nothing stands behind it, and one look says so.
             self._after[place] = () if after is None else POSITION(rows[-1])
@@ -115,9 +110,9 @@ def renew(job: Job) -> bool:
     Race: the supervisor gives back what waits behind a long body, by the token of the claim. One finds the row changed.
     """
     token = renewed(job.token or 0)
-    if done := store.of(str(job._state.db)).renew([job], token):
+    if done := store.of(str(job._state.db)).renew(job, token):
         job.token = token
-    return bool(done)
+    return done
 
 
 def begun(runs: Sequence[Claimed]) -> list[Claimed]:
@@ -126,7 +121,7 @@ def begun(runs: Sequence[Claimed]) -> list[Claimed]:
     A process runs a claim in its order, and finishes each row before it begins the next one. So the first row that is
     left may have been begun. If the claim is older than a second, the process renews a row before it begins it: then
     the renewed row is the one. The rows do not tell whether the process died just before it began that row, or went on
-    after a finish that failed.
+    after a finish that failed. Bodies that are coroutines all begin at once: the claim gives them such a token.
 
     Parameters:
         runs: all that is left of each claim, in the order of the queue.

@@ -281,10 +281,9 @@ class Store:
     #: What makes a value of each column that a claim reads, where the database gives another type.
     decoders: Callable[[], Mapping[str, Callable[[Any], Any]]] = dict
 
-    def renew(self, jobs: Sequence[Job], token: int) -> int:
-        """Give rows of one claim another token; returns how many still were that claim's."""
-        rows = Job.objects.using(self.using).filter(self.among("pk", [job.pk for job in jobs]), state=State.RUNNING)
-        return rows.filter(token=jobs[0].token).update(token=token, started_at=Now())
+    def renew(self, job: Job, token: int) -> bool:
+        """Give a claimed row another token; False: it was given back meanwhile."""
+        return owned(job).update(token=token, started_at=Now()) == 1
 
     def wake(self, what: str, columns: Mapping[str, Any], told: tuple[str, str] | None) -> str | None:
         """Let the first job that waits for this wait for its turn (``columns``); its queue, or None: none was.

@@ -31,12 +31,14 @@ READY = """state = 'ready' AND held IS NULL AND queue = {queue}
 #: The commit of this transaction need not wait for the disk.
 UNSYNCED = "FROM (SELECT set_config('synchronous_commit', 'off', true)) AS unsynced"
 
-#: A claim is not synced to the disk: a crash of the server that forgets it does no harm.
+#: Nor that of a claim: a crash that forgets it does no harm. With a renewed row's token it does: bodies begin at once.
+CLAIMED = """(SELECT set_config('synchronous_commit', CASE WHEN %(token)s > 0 THEN 'off'
+    ELSE current_setting('synchronous_commit') END, true)) AS unsynced"""
 CLAIM = f"""
 UPDATE jobs_job
 SET state = 'running', lease = lease + 1, token = %(token)s, node_id = %(node)s, backend = %(backend)s,
     started_at = statement_timestamp(), limit_slot = NULL, queue_slot = NULL
-{UNSYNCED}
+FROM {CLAIMED}
 WHERE state = 'ready' AND id = ANY (ARRAY({{first}}))
 RETURNING {{columns}}
 """
@@ -276,8 +278,8 @@ class PostgreSQL(base.Store):
         sql = WITH_READY.format(queues="%s", first=NEW_FIRST if is_short else FIRST)
         return f"({sql} LIMIT 1) IS NOT NULL", [list(queues)]
 
-    def renew(self, jobs: Sequence[Job], token: int) -> int:
-        return self.session.execute(RENEW, {"token": token, "ids": [job.pk for job in jobs], "before": jobs[0].token})
+    def renew(self, job: Job, token: int) -> bool:
+        return self.session.execute(RENEW, {"token": token, "ids": [job.pk], "before": job.token}) == 1
 
     def wake(self, what: str, columns: Mapping[str, Any], told: tuple[str, str] | None) -> str | None:
         values = {name: value for name, value in columns.items() if not isinstance(value, Now)}

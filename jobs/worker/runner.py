@@ -67,6 +67,7 @@ class Runner:
 
     #: The only tasks that it claims; empty: all but those which others have for themselves.
     only: Sequence[str] = ()
+    new_token = staticmethod(claims.new_token)
     #: Wakes the others of its kind.
     wakeup = wakeup
     #: Runs some of a claim in one transaction, from this one on; returns how many it has finished.
@@ -163,7 +164,7 @@ class Runner:
             if time.monotonic() < self._away.get(using, 0.0):
                 continue
             # On the worker state first: if the process dies in the claim, its rows go back at once, and count nothing.
-            claim = Claim(queue, worker_state.node, self._asked, claims.new_token(), without, only=self.only)
+            claim = Claim(queue, worker_state.node, self._asked, self.new_token(), without, only=self.only)
             self.slot.rest(BUSY, claim.token)
             try:
                 jobs = self._claimer.take(using, claim)

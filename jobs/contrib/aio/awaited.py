@@ -36,6 +36,8 @@ class Awaited:
         #: What is raised in it in place of the next cancellation.
         self._strike: Exception | None = None
         self._aside_calls: list[asyncio.Future[Any]] = []
+        #: What its limits will do.
+        self.timers: dict[str, asyncio.TimerHandle] = {}
 
     async def drive(self) -> None:
         """Await the body to its end. It never raises."""
@@ -47,7 +49,8 @@ class Awaited:
             # A body may change what it was given.
             made = (run.task.own_call or run.task.run)(*decoded(run.job.args), **decoded(run.job.kwargs))
             self.result = await _Steps(self, made) if inspect.isawaitable(made) else made
-            await asyncio.gather(*self._aside_calls)
+            if self._aside_calls:
+                await asyncio.gather(*self._aside_calls)
         except BaseException as exc:
             # Also what would end the loop, and with it all others.
             self.raised = exc
@@ -63,10 +66,10 @@ class Awaited:
         if self.verdict is not None:
             self.raised = self.verdict
         run.is_atomic = self.raised is None or isinstance(self.raised, Replaced)
-        run.body = self._end if self.verdict is not None else self._end_by_run
+        run.body = self._end_by_run if self.verdict is None and _is_wrapped(run.task) else self._end
 
     def _end_by_run(self, *args: Any, **kwargs: Any) -> Any:
-        """By way of the task's ``run``, around which Celery's autoretry may be."""
+        """By way of the task's ``run``."""
         self.next_call = self._end
         return self.run.task.run(*decoded(self.run.job.args), **decoded(self.run.job.kwargs))
 
@@ -101,6 +104,12 @@ class Awaited:
         assert self.task is not None
         self.task.uncancel()
         return struck
+
+
+def _is_wrapped(task: Any) -> bool:
+    """Whether something is around the function that ``declare.py`` made of the task's ``run``, as autoretry is."""
+    function = getattr(task.run, "__func__", task.run)
+    return getattr(function, "awaits", None) is not function
 
 
 class _Steps:

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context, copy_context
@@ -25,7 +26,6 @@ from jobs.conf import conf
 from jobs.conf.logs import log, logger
 from jobs.contrib.aio import blocked
 from jobs.contrib.aio.awaited import Awaited
-from jobs.contrib.aio.here import END
 from jobs.contrib.aio.owner import owner
 from jobs.contrib.aio.runner import AsyncRunner
 from jobs.errors import Cancel, LostLease
@@ -35,8 +35,8 @@ from jobs.lifecycle.run import Run, current_run
 from jobs.lifecycle.wakeups import Wakeup
 from jobs.lifecycle.worker_state import AWAITS, REVOKED, ProcessState, worker_state
 
-#: How many a process claims at first; while there are more, twice as many each time. So others get some of a few.
-FIRST, MOST = 10, 200
+#: How many a process claims at first; while there are more, so many times as many. So others get some of a few.
+FIRST, GROWTH, MOST = 10, 10, 200
 
 #: So many are begun before the first of them gets to its coroutine.
 BEGUN = 50
@@ -59,9 +59,9 @@ TIDY = 1.0
 #: So many runs are completed by one statement, at the most; what takes longer than so many seconds is told at once.
 TOGETHER, SLOW = 100, 0.005
 
-#: A run whose next step is to be taken, and what takes the answer: the step, or what was raised.
-_Ready = tuple[Run, Context, pipeline.Steps, "asyncio.Future[Any]"]
-_Taken = tuple["asyncio.Future[Any]", Any, BaseException | None]
+#: A run whose next step is to be taken; and with the step that was taken, or what was raised.
+_Ready = tuple[Run, Context, pipeline.Steps]
+_Taken = tuple[Run, Context, pipeline.Steps, Any]
 
 
 class Bodies:
@@ -96,7 +96,8 @@ class Bodies:
             self._executor.submit(connections.close_all)
 
     def _run(self, app: Any, hostname: str) -> None:
-        first, *self._slots = self._block()
+        first, *slots = self._block()
+        self._slots = deque(slots)
         self._runner = AsyncRunner(app, hostname, self.tasks, first, self._wakeup)
         self._executor = ThreadPoolExecutor(1, "jobs-async")
         self.thread, self.loop = threading.get_ident(), asyncio.new_event_loop()
@@ -139,19 +140,37 @@ class Bodies:
     # Claims
 
     async def _claim_forever(self) -> None:
-        size = FIRST
         while True:
             self._woken.clear()
-            runs: list[Run] = []
-            is_more = False
             if self._slots and not self._is_retired:
-                slots = self._slots[: min(len(self._slots), size)]
-                runs, is_more = await self.on_thread(partial(self._runner.take_some, slots))
-            for first in range(0, len(runs), BEGUN):
-                await self._begin(runs[first : first + BEGUN])
-            size = min(2 * size, MOST) if is_more else FIRST
-            if not is_more or not self._slots:
-                await self._sleep(not self._slots or self._is_retired)
+                assert self._executor is not None
+                found_all: asyncio.Future[None] = self.loop.create_future()
+                self._executor.submit(self._take, FIRST, found_all)
+                await found_all
+            await self._sleep(not self._slots or self._is_retired)
+
+    def _take(self, size: int, found_all: asyncio.Future[None]) -> None:
+        """Claim, and begin some at once: each way from the thread to the loop takes its time.
+
+        The thread goes on by itself while there is more: the loop may be busy with the bodies that it has.
+        """
+        slots = [self._slots.popleft() for _ in range(min(size, len(self._slots)))]
+        try:
+            runs, is_more = self._runner.take_some(slots)
+        except BaseException as exc:
+            self._slots.extend(slots)
+            self.loop.call_soon_threadsafe(found_all.set_exception, exc)
+            return
+        used = {run.slot for run in runs}
+        self._slots.extend(slot for slot in slots if slot not in used)
+        for first in range(0, len(runs), BEGUN):
+            self.loop.call_soon_threadsafe(self._start, [self._begin(run) for run in runs[first : first + BEGUN]])
+        if is_more and self._slots and not self._is_retired:
+            assert self._executor is not None
+            # Behind what was to be completed by now.
+            self._executor.submit(self._take, min(GROWTH * size, MOST), found_all)
+        else:
+            self.loop.call_soon_threadsafe(found_all.set_result, None)
 
     async def _sleep(self, is_full: bool) -> None:
         """Until a claim may find more. A process that has no place for more leaves the wake-ups to others."""
@@ -175,55 +194,54 @@ class Bodies:
 
     # Runs
 
-    async def _begin(self, runs: list[Run]) -> None:
-        """Begin some at once: each way from the loop to the thread takes its time."""
+    def _begin(self, run: Run) -> _Taken:
+        # The steps, and the coroutine between them, have one context, whatever thread they are in.
+        own, steps = Context(), pipeline.steps(run)
+        self.running[run] = Awaited(run, self.on_thread)
+        own.run(owner.set, run)
+        return run, own, steps, self._step(self._runner.begin, run, own, steps)
+
+    def _step(self, take: Callable[..., Any], run: Run, own: Context, steps: pipeline.Steps) -> Any:
+        try:
+            return own.run(take, run, steps)
+        except BaseException as exc:
+            return exc
+
+    def _start(self, begun: list[_Taken]) -> None:
         if not self._ticks:
             self._ticks, self.ticked_at = True, time.monotonic()
             self.loop.call_later(TICK, self._tick)
-        for run in runs:
-            assert isinstance(run.slot, ProcessState)
-            self._slots.remove(run.slot)
-            self.running[run] = Awaited(run, self.on_thread)
-        for begun in await self.on_thread(lambda: [self._begin_one(run) for run in runs]):
-            self.loop.create_task(self._take_to_its_end(*begun), context=Context())
+        self._next(begun)
 
-    def _begin_one(self, run: Run) -> tuple[Run, Context, pipeline.Steps, Any]:
-        # The steps, and the coroutine between them, have one context, whatever thread they are in.
-        own, steps = Context(), pipeline.steps(run)
-        own.run(owner.set, run)
-        try:
-            return run, own, steps, own.run(self._runner.begin, run, steps)
-        except BaseException as exc:
-            return run, own, steps, exc
+    def _next(self, taken: list[_Taken]) -> None:
+        """What follows the steps that were taken."""
+        for run, own, steps, step in taken:
+            if step is None:
+                self._await(run, own, steps)
+            elif isinstance(step, float | int):
+                self.loop.call_later(step, self._go_on, run, own, steps)
+            else:
+                if isinstance(step, BaseException):
+                    # What it had is an orphan now.
+                    log(logging.ERROR, run.job, "ended unexpectedly", "run_broken", exc_info=step)
+                self._leave(run)
 
-    async def _take_to_its_end(self, run: Run, own: Context, steps: pipeline.Steps, step: Any) -> None:
-        try:
-            if isinstance(step, BaseException):
-                raise step
-            while step is not END:
-                if step is None:
-                    await self._await(self.running[run], own)
-                else:
-                    await asyncio.sleep(step)
-                step = await self._go_on(run, own, steps)
-        except BaseException as exc:
-            # What it had is an orphan now.
-            log(logging.ERROR, run.job, "ended unexpectedly", "run_broken", exc_info=exc)
-        finally:
-            self.done += 1
-            run.slot.free()
-            self._slots.append(run.slot)
-            del self.running[run]
-            if self._wakes_at_end or run.job.limit_key is not None:
-                self._woken.set()
+    def _leave(self, run: Run) -> None:
+        assert isinstance(run.slot, ProcessState)
+        self.done += 1
+        run.slot.free()
+        self._slots.append(run.slot)
+        del self.running[run]
+        if self._wakes_at_end or run.job.limit_key is not None:
+            self._woken.set()
 
-    async def _go_on(self, run: Run, own: Context, steps: pipeline.Steps) -> Any:
+    def _go_on(self, run: Run, own: Context, steps: pipeline.Steps) -> None:
         """The next step, on the thread. While that is at work, others gather: all go there, and come back, together."""
-        taken: asyncio.Future[Any] = self.loop.create_future()
-        self._ready.append((run, own, steps, taken))
+        self._ready.append((run, own, steps))
         if not self._is_away:
-            self._send()
-        return await taken
+            self._is_away = True
+            # With all that end in this turn of the loop.
+            self.loop.call_soon(self._send)
 
     def _send(self) -> None:
         batch, self._ready = self._ready[:TOGETHER], self._ready[TOGETHER:]
@@ -233,58 +251,72 @@ class Bodies:
             self._executor.submit(self._go_on_all, batch)
 
     def _go_on_all(self, batch: list[_Ready]) -> None:
-        self._runner.complete([(run, own) for run, own, _, _ in batch])
+        self._runner.complete([(run, own) for run, own, _ in batch])
         found: list[_Taken] = []
         told_at = time.monotonic()
-        for run, own, steps, taken in batch:
-            try:
-                found.append((taken, own.run(self._runner.go_on, run, steps), None))
-            except BaseException as exc:
-                found.append((taken, None, exc))
+        for run, own, steps in batch:
+            found.append((run, own, steps, self._step(self._runner.go_on, run, own, steps)))
             if time.monotonic() - told_at > SLOW:
                 # Nobody waits for a function of ``Task.commit`` that takes long.
-                self.loop.call_soon_threadsafe(_tell, found)
+                self.loop.call_soon_threadsafe(self._next, found)
                 found, told_at = [], time.monotonic()
         self.loop.call_soon_threadsafe(self._come_back, found)
 
     def _come_back(self, found: list[_Taken]) -> None:
-        _tell(found)
+        self._next(found)
         self._send()
 
-    async def _await(self, awaited: Awaited, own: Context) -> None:
-        run, slot = awaited.run, awaited.run.slot
+    def _await(self, run: Run, own: Context, steps: pipeline.Steps) -> None:
+        slot, awaited = run.slot, self.running[run]
         # The limits are those of the coroutine: it may have waited for the thread, and its completion may.
-        late = time.monotonic() - slot.began
-        slot.limit(*(at and at + late for at in (slot.soft_at, slot.hard_at)))
+        if slot.soft_at or slot.hard_at:
+            late = time.monotonic() - slot.began
+            slot.limit(*(at and at + late for at in (slot.soft_at, slot.hard_at)))
+            self._limit(awaited)
         slot.enter(AWAITS)
-        timers = []
-        if slot.soft_at:
-            timers.append(self.loop.call_at(slot.soft_at, awaited.strike, SoftTimeLimitExceeded()))
-        if slot.hard_at:
+        task = self.loop.create_task(awaited.drive(), context=own)
+        task.add_done_callback(partial(self._conclude, awaited, own, steps))
+
+    def _limit(self, awaited: Awaited) -> None:
+        """Limits that are not far get timers; a look finds the others in time, and few runs last until then."""
+        slot, soon = awaited.run.slot, time.monotonic() + 2 * TICK
+        if 0 < slot.soft_at < soon and "soft" not in awaited.timers:
+            strike = self.loop.call_at(slot.soft_at, awaited.strike, SoftTimeLimitExceeded())
+            awaited.timers["soft"] = strike
+        if 0 < slot.hard_at < soon and "hard" not in awaited.timers:
             limit: Any = TimeLimitExceeded(round(slot.hard_at - slot.began, 3))
             # No policy of retries makes another attempt of it.
             limit.ends_job = True
-            timers.append(self.loop.call_at(slot.hard_at, awaited.end, limit))
-        try:
-            await self.loop.create_task(awaited.drive(), context=own)
-        finally:
-            slot.limit(0.0, 0.0)
-            for timer in timers:
-                timer.cancel()
+            awaited.timers["hard"] = self.loop.call_at(slot.hard_at, awaited.end, limit)
+
+    def _conclude(self, awaited: Awaited, own: Context, steps: pipeline.Steps, task: asyncio.Task[None]) -> None:
+        run = awaited.run
+        if run.slot.soft_at or run.slot.hard_at:
+            run.slot.limit(0.0, 0.0)
+        for timer in awaited.timers.values():
+            timer.cancel()
+        if task.cancelled():
+            # By somebody who found it among all tasks, before its first step.
+            self._next([(run, own, steps, asyncio.CancelledError())])
+            return
         awaited.conclude()
         if awaited.raised is not None or time.monotonic() > self._tidy_at:
             self._tidy_at = time.monotonic() + TIDY
             # Nobody waits for it: it comes before what others ask after it.
             self._tidying = self.loop.create_task(self._tidy(run.using))
+        self._go_on(run, own, steps)
 
     async def _tidy(self, using: str) -> None:
         """Leave the other bodies a connection that is safe to use."""
         await sync_to_async(self._runner.tidy)(using)
 
     def _tick(self) -> None:
-        self.ticked_at = time.monotonic()
-        for run, awaited in list(self.running.items()):
-            if run.job.node_id != worker_state.node:
+        self.ticked_at, node = time.monotonic(), worker_state.node
+        # The thread begins others meanwhile.
+        for run, awaited in self.running.copy().items():
+            if awaited.task is not None:
+                self._limit(awaited)
+            if run.job.node_id != node:
                 # The node was declared dead, and has a new id: the job is another one's.
                 awaited.end(LostLease("this run lost its lease"))
             if (kind := run.slot.wished(run.job.pk, run.job.lease)) is not None:
@@ -294,11 +326,3 @@ class Bodies:
         self._ticks = bool(self.running)
         if self._ticks:
             self.loop.call_later(TICK, self._tick)
-
-
-def _tell(found: list[_Taken]) -> None:
-    for taken, step, exc in found:
-        if exc is None:
-            taken.set_result(step)
-        else:
-            taken.set_exception(exc)

@@ -58,7 +58,7 @@ def _run(task: type[Any], function: Callable[..., Any], has_self: bool) -> Calla
             return here.call(_plainly, function, *args, **kwargs)
         return _plainly(function, *args, **kwargs)
 
-    run.awaits = True  # type: ignore[attr-defined]
+    run.awaits = run  # type: ignore[attr-defined]
     return run
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from contextvars import Context
 from typing import Any
@@ -24,8 +24,7 @@ from jobs.lifecycle.worker_state import IDLE, ProcessState, worker_state
 from jobs.models import Job
 from jobs.models.values import jsonable
 from jobs.store import databases
-from jobs.store.base import owned
-from jobs.worker.runner import Runner, let_go
+from jobs.worker.runner import Place, Runner, let_go
 
 
 class AsyncRunner(Runner):
@@ -34,15 +33,21 @@ class AsyncRunner(Runner):
     def __init__(self, app: Any, hostname: str, tasks: Sequence[str], slot: ProcessState, wakeup: Wakeup) -> None:
         super().__init__(app, hostname, slot=slot)
         self.only, self.wakeup = tasks, wakeup
+        #: The token of the claim that is under way, if any; and of those of which nobody knows whether they were made.
+        self._claiming = 0
+        self._doubtful: list[tuple[str, int]] = []
+        #: Until when a place is left alone whose last look was slow.
+        self._rest_until: dict[Place, float] = {}
 
     def take_some(self, slots: Sequence[ProcessState]) -> tuple[list[Run], bool]:
         """Claim up to as many as there are slots; returns their runs, and whether there are probably more.
 
-        Race: the process may die at any point. As long as the rows have the token of the claim, which its own slot
-        shows, they were not begun. From then on each has a slot, with the token that it has by now.
+        Race: the process may die at any point. As long as its own slot shows the token of the claim, no body was begun,
+        and all its rows are given back, those that have slots already too. From then on each has a slot.
         """
         self._next = len(slots)
         runs, jobs = [], self.take()
+        self._claiming = 0
         for job, slot in zip(jobs, slots, strict=False):
             slot.occupy()
             run = Run(self.app.tasks[job.task], job, str(job._state.db), slot)
@@ -53,19 +58,47 @@ class AsyncRunner(Runner):
                 self._finish_unbegun(run, exc)
                 slot.free()
                 continue
-            slot.retoken(claims.renewed(job.token or 0))
             runs.append(run)
-        try:
-            # What cannot roll back must not run under a claim that a crash of the database may forget.
-            kept = {job.pk for job in _renew_all([run.job for run in runs])} if runs else set()
-        except Error as exc:
-            self._note_away(runs[0].using, exc)
-            kept = set()
-        for run in runs:
-            if run.job.pk not in kept:
-                run.slot.free()
         self.slot.rest(IDLE)
-        return [run for run in runs if run.job.pk in kept], self._claimer.may_find_more(jobs, self._asked)
+        return runs, self._claimer.may_find_more(jobs, self._asked)
+
+    def new_token(self) -> int:
+        """As of a row that was renewed: what cannot roll back must not run under a claim that a crash may forget."""
+        self._claiming = claims.renewed(super().new_token())
+        return self._claiming
+
+    def _in_turn(self, queues: Sequence[str]) -> Iterator[tuple[int, Place]]:
+        """Without the places where looks find nothing and take long twice: they step over many jobs of other tasks.
+
+        Once it may have been the connection, or the machine.
+        """
+        for turn, place in super()._in_turn(queues):
+            if (began := time.monotonic()) < self._rest_until.get(place, 0.0):
+                continue
+            yield turn, place
+            # Nothing was found.
+            took = time.monotonic() - began
+            was_slow = self._rest_until.pop(place, None) is not None
+            if took > claims.SLOW_LOOK:
+                self._rest_until[place] = time.monotonic() + claims.RARELY * took if was_slow else 0.0
+
+    def _claim(self) -> list[Job]:
+        while self._doubtful:
+            using, token = self._doubtful[0]
+            try:
+                transitions.hand_back_claim(using, worker_state.node, token)
+            except Error as exc:
+                self._note_away(using, exc)
+                break
+            del self._doubtful[0]
+        return super()._claim()
+
+    def _note_away(self, using: str, exc: Error) -> None:
+        super()._note_away(using, exc)
+        if self._claiming:
+            # Perhaps only the answer of a claim got lost. None of its bodies was begun: they count nothing.
+            self._doubtful.append((using, self._claiming))
+            self._claiming = 0
 
     def begin(self, run: Run, steps: pipeline.Steps) -> Any:
         """The run's first steps, up to its coroutine; in the context of the run, as those after it."""
@@ -89,6 +122,9 @@ class AsyncRunner(Runner):
             if len(runs) > 1 and self._complete(using, runs):
                 for run, result in runs:
                     transitions.note_success(run.job, result)
+        # As Django does after a request; of those before.
+        with suppress(Exception):
+            close_caches()
 
     def _complete(self, using: str, runs: Sequence[tuple[Run, Any]]) -> bool:
         now, at = time.monotonic(), store.of(using)
@@ -97,6 +133,7 @@ class AsyncRunner(Runner):
                 reach("before_commit")
                 if not transitions.succeed_all([(run.job, result, now - run.began) for run, result in runs], True):
                     raise LostLease("one of them is another run's, or was asked to end")
+                reach("after_completion")
             return True
         except LostLease:
             return False
@@ -121,8 +158,6 @@ class AsyncRunner(Runner):
             run.task.run_over(run.job)
         if run.told is not None:
             let_go(run.told)
-        with suppress(Exception):
-            close_caches()
         self._claimer.note_left([run.job])
 
     def tidy(self, using: str) -> None:
@@ -139,13 +174,3 @@ def _result(run: Run) -> Any:
     if run.planned or any(look(run) is not None for look in extensions.through("completing")):
         raise ValueError("something follows it")
     return None if run.result is None else jsonable(run.result, "the result")
-
-
-def _renew_all(jobs: Sequence[Job]) -> list[Job]:
-    """As ``claims.renew``, for a whole claim, whose bodies begin at once; returns the jobs that are still its own."""
-    at, after = store.of(str(jobs[0]._state.db)), claims.renewed(jobs[0].token or 0)
-    with at.write_mutex():
-        are_all = at.renew(jobs, after) == len(jobs)
-    for job in jobs:
-        job.token = after
-    return list(jobs) if are_all else [job for job in jobs if owned(job).exists()]

@@ -16,7 +16,7 @@ from jobs.contrib.limits.rates import Limit
 from jobs.models import Job
 from jobs.models.columns import BY_ORDER, ORDER, Part, named
 from jobs.store.base import Claim
-from jobs.store.postgresql import AT, HERE, ONLY, READY, WITHOUT
+from jobs.store.postgresql import AT, CLAIMED, HERE, ONLY, READY, WITHOUT
 from jobs.store.sessions import literal, session_of
 
 #: What the clock asks (``Extension.looks``).
@@ -98,7 +98,7 @@ WITH first AS MATERIALIZED (
 UPDATE jobs_job
 SET state = 'running', lease = lease + 1, token = %(token)s, node_id = %(node)s, backend = %(backend)s,
     started_at = statement_timestamp(), limit_slot = {source}.slot, queue_slot = {queue_slot}
-FROM {source}, (SELECT set_config('synchronous_commit', 'off', true)) AS unsynced
+FROM {source}, {claimed}
 WHERE jobs_job.state = 'ready' AND jobs_job.id = {source}.id {passed}
 RETURNING {columns}
 """
@@ -268,6 +268,7 @@ def claim_sql(
         open=_OPEN if is_paced else "",
         picked=picked,
         source="picked" if picked else "found",
+        claimed=CLAIMED,
         passed=_PASSED if picked else "",
         queue_slot="picked.queue_slot" if own.slots else "NULL",
         columns=", ".join(f"jobs_job.{name}" for name in named(Part.CLAIM)),

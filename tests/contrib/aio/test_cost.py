@@ -1,0 +1,160 @@
+"""What async bodies cost: statements of a claim, Python of a run, and what counts when a claim goes wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from celery import current_app, shared_task
+from django.db import OperationalError, connection
+
+import jobs
+from jobs.contrib.aio.bodies import Bodies
+from jobs.contrib.aio.runner import AsyncRunner
+from jobs.lifecycle import claims
+from jobs.lifecycle.wakeups import Wakeup
+from jobs.lifecycle.worker_state import worker_state
+from jobs.maintenance.rescue import OwnJobs
+from jobs.models import Job
+from jobs.store import postgresql
+from tests.helpers import driver
+from tests.helpers.harness import wait_ended
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
+on_postgresql = pytest.mark.skipif("connection.vendor != 'postgresql'", reason="its claim is one statement")
+
+QUEUE, NUMBER = "celery", 10
+
+
+@shared_task
+async def empty(number):
+    return None
+
+
+@pytest.fixture
+def slots(node):
+    worker_state.queues = [QUEUE]
+    return worker_state.take_block(NUMBER)
+
+
+@pytest.fixture
+def runner(slots):
+    return AsyncRunner(current_app._get_current_object(), "here", (empty.name,), slots[0], Wakeup())
+
+
+def fill(number=NUMBER):
+    return empty.delay_many([(each,) for each in range(number)], queue=QUEUE)
+
+
+@on_postgresql
+def test_a_claim_is_one_statement(runner, slots, monkeypatch):
+    """The rows have their last token, and the claim is on the disk, when it returns."""
+    fill()
+    with driver.executed(monkeypatch) as found:
+        runs, _ = runner.take_some(slots[1:])
+    assert len(runs) == NUMBER
+    assert sum("UPDATE jobs_job" in sql for sql in found) == 1, found
+    assert {run.job.token for run in runs} == set(Job.objects.values_list("token", flat=True))
+    assert all(run.job.token < 0 for run in runs)
+
+
+@on_postgresql
+@pytest.mark.parametrize(("token", "synced"), [(5, "off"), (-5, "on")])
+def test_a_claim_whose_bodies_begin_at_once_waits_for_the_disk(token, synced):
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT * FROM {postgresql.CLAIMED}", {"token": token})
+        assert cursor.fetchone() == (synced,)
+
+
+def test_a_claim_whose_answer_is_lost_counts_nothing(runner, slots, monkeypatch):
+    fill()
+    take = runner._claimer.take
+
+    def lose(*args):
+        take(*args)
+        raise OperationalError("the answer is lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner._claimer, "take", lose)
+        assert runner.take_some(slots[1:])[0] == []
+    assert set(Job.objects.values_list("state", flat=True)) == {"running"}
+    runner._away.clear()
+    runs, _ = runner.take_some(slots[1:])
+    assert {run.job.pk for run in runs} == set(Job.objects.values_list("pk", flat=True))
+    assert set(Job.objects.values_list("node_losses", "crashes")) == {(0, 0)}
+
+
+class Death(BaseException):
+    """The process is killed at this point."""
+
+
+def test_a_process_that_dies_before_all_of_a_claim_have_slots_has_begun_none(runner, slots, monkeypatch):
+    fill()
+    name, named = runner._name, []
+
+    def die(run, batch):
+        if len(named) == 3:
+            raise Death
+        name(run, batch)
+        named.append(run)
+
+    monkeypatch.setattr(runner, "_name", die)
+    with pytest.raises(Death):
+        runner.take_some(slots[1:])
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    for slot in worker_state.occupied():
+        worker_state._pids[slot.index] = gone.pid
+    OwnJobs(1).finish_dead()
+    assert set(Job.objects.values_list("state", "node_losses", "crashes")) == {("ready", 0, 0)}
+
+
+def test_one_slow_look_keeps_nobody_from_the_next(runner, slots, monkeypatch):
+    """It may be the one that makes the connection. A second one steps over many jobs of other tasks."""
+    monkeypatch.setattr(claims, "SLOW_LOOK", -1.0)
+    assert runner.take_some(slots[1:])[0] == []
+    fill()
+    assert len(runner.take_some(slots[1:])[0]) == NUMBER
+    for _ in range(2):
+        assert runner.take_some(slots[1:])[0] == []
+    fill()
+    assert runner.take_some(slots[1:])[0] == [], "it rests"
+
+
+@on_postgresql
+def test_a_run_makes_few_calls(node, settings, monkeypatch):
+    """Functions of ours that 100 empty bodies go through, from the claim to the end, in both threads."""
+    settings.JOBS = {**settings.JOBS, "ASYNC_CONCURRENCY": 200}
+    # Other tests have tasks with limits.
+    monkeypatch.setattr(claims, "claimer", claims.Claimer)
+    worker_state.queues = [QUEUE]
+    home, called = str(Path(jobs.__file__).parent), 0
+
+    def note(frame, event, argument):
+        nonlocal called
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(home) and code.co_name[0] != "<":
+            called += 1
+
+    bodies = Bodies((empty.name,))
+    threading.setprofile(note)
+
+    def run(number):
+        results = fill(number)
+        bodies._wakeup.send()
+        wait_ended(*[each.id for each in results])
+
+    try:
+        bodies.start(current_app._get_current_object(), "here")
+        run(5)
+        before = called
+        run(100)
+    finally:
+        threading.setprofile(None)
+        bodies.retire()
+        bodies.wait()
+    # 123 when each run had a task of asyncio's around its own, and was named and renewed beside its claim.
+    assert called - before < 100 * 115
