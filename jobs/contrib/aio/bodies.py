@@ -140,37 +140,40 @@ class Bodies:
     # Claims
 
     async def _claim_forever(self) -> None:
+        size = FIRST
         while True:
             self._woken.clear()
+            is_more = False
             if self._slots and not self._is_retired:
                 assert self._executor is not None
-                found_all: asyncio.Future[None] = self.loop.create_future()
-                self._executor.submit(self._take, FIRST, found_all)
-                await found_all
-            await self._sleep(not self._slots or self._is_retired)
+                taken: asyncio.Future[tuple[bool, int]] = self.loop.create_future()
+                self._executor.submit(self._take, size, taken)
+                is_more, size = await taken
+            if not is_more or not self._slots:
+                await self._sleep(not self._slots or self._is_retired)
 
-    def _take(self, size: int, found_all: asyncio.Future[None]) -> None:
+    def _take(self, size: int, taken: asyncio.Future[tuple[bool, int]]) -> None:
         """Claim, and begin some at once: each way from the thread to the loop takes its time.
 
-        The thread goes on by itself while there is more: the loop may be busy with the bodies that it has.
+        The thread goes on by itself while there is more, and nothing to complete: the loop may be busy with its bodies.
         """
         slots = [self._slots.popleft() for _ in range(min(size, len(self._slots)))]
         try:
             runs, is_more = self._runner.take_some(slots)
         except BaseException as exc:
             self._slots.extend(slots)
-            self.loop.call_soon_threadsafe(found_all.set_exception, exc)
+            self.loop.call_soon_threadsafe(taken.set_exception, exc)
             return
         used = {run.slot for run in runs}
         self._slots.extend(slot for slot in slots if slot not in used)
         for first in range(0, len(runs), BEGUN):
             self.loop.call_soon_threadsafe(self._start, [self._begin(run) for run in runs[first : first + BEGUN]])
-        if is_more and self._slots and not self._is_retired:
+        size = min(GROWTH * size, MOST) if is_more else FIRST
+        if is_more and self._slots and not (self._is_retired or self._is_away):
             assert self._executor is not None
-            # Behind what was to be completed by now.
-            self._executor.submit(self._take, min(GROWTH * size, MOST), found_all)
+            self._executor.submit(self._take, size, taken)
         else:
-            self.loop.call_soon_threadsafe(found_all.set_result, None)
+            self.loop.call_soon_threadsafe(taken.set_result, (is_more, size))
 
     async def _sleep(self, is_full: bool) -> None:
         """Until a claim may find more. A process that has no place for more leaves the wake-ups to others."""
