@@ -26,6 +26,9 @@ from jobs.models.values import jsonable
 from jobs.store import databases
 from jobs.worker.runner import Place, Runner, let_go
 
+#: A look that takes long and finds nothing is repeated after so many times its own length.
+RESTS = 10
+
 
 class AsyncRunner(Runner):
     """Its methods are called on the thread that has its connection, one after the other."""
@@ -36,8 +39,8 @@ class AsyncRunner(Runner):
         #: The token of the claim that is under way, if any; and of those of which nobody knows whether they were made.
         self._claiming = 0
         self._doubtful: list[tuple[str, int]] = []
-        #: Until when a place is left alone whose last look was slow.
-        self._rest_until: dict[Place, float] = {}
+        #: Until when a place is left alone where nothing was found, and how many seconds the last such look took.
+        self._looks: dict[Place, tuple[float, float]] = {}
 
     def take_some(self, slots: Sequence[ProcessState]) -> tuple[list[Run], bool]:
         """Claim up to as many as there are slots; returns their runs, and whether there are probably more.
@@ -68,19 +71,19 @@ class AsyncRunner(Runner):
         return self._claiming
 
     def _in_turn(self, queues: Sequence[str]) -> Iterator[tuple[int, Place]]:
-        """Without the places where looks find nothing and take long twice: they step over many jobs of other tasks.
+        """Without the places where two looks found nothing and took long: they step over many jobs of other tasks.
 
-        Once it may have been the connection, or the machine.
+        The faster of the two counts: one may have made the connection, or waited for a processor.
         """
         for turn, place in super()._in_turn(queues):
-            if (began := time.monotonic()) < self._rest_until.get(place, 0.0):
+            until, before = self._looks.get(place, (0.0, 0.0))
+            if (began := time.monotonic()) < until:
                 continue
             yield turn, place
             # Nothing was found.
             took = time.monotonic() - began
-            was_slow = self._rest_until.pop(place, None) is not None
-            if took > claims.SLOW_LOOK:
-                self._rest_until[place] = time.monotonic() + claims.RARELY * took if was_slow else 0.0
+            least = min(before, took)
+            self._looks[place] = (began + RESTS * least if least > claims.SLOW_LOOK else 0.0, took)
 
     def _claim(self) -> list[Job]:
         while self._doubtful:
