@@ -31,6 +31,7 @@ from tests.faults.worker import Worker
 from tests.helpers import driver
 from tests.helpers.harness import wait_ended, wait_for, wait_heartbeats
 from tests.helpers.looks import Looks
+from tests.helpers.servers import wait_for
 from tests.settings import JOBS
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
@@ -230,6 +231,18 @@ def sleeps(pid: int) -> int:
     """How often the process began to wait for something."""
     [line] = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("voluntary")]
     return int(line.split()[1])
+
+
+# Memory
+
+
+def test_a_process_imports_nothing_for_itself(tmp_path):
+    """What all of them need is there before they are forked, once for all."""
+    path = tmp_path / "imports"
+    with Worker(concurrency=1, JOBS_TEST_IMPORTS=str(path)):
+        wait_ended(tasks.effect.delay("a").id)
+        wait_for(path.exists, 10, "the process said what it imported")
+    assert path.read_text() == ""
 
 
 # Connections
