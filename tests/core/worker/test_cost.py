@@ -31,7 +31,6 @@ from tests.faults.worker import Worker
 from tests.helpers import driver
 from tests.helpers.harness import wait_ended, wait_for, wait_heartbeats
 from tests.helpers.looks import Looks
-from tests.helpers.servers import wait_for
 from tests.settings import JOBS
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
