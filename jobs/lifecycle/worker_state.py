@@ -19,6 +19,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 #: Bytes of the queues that the worker consumes, as JSON, and of the limits that were set by hand; and where they begin.
@@ -178,6 +179,8 @@ class WorkerState:
         self._pids = memoryview(self._memory)[_PIDS:_STARTS].cast("q")
         self._starts = memoryview(self._memory)[_STARTS:_HEADER].cast("q")
         self._lock = threading.Lock()
+        #: Where the processes stood at the last look, and in which slots.
+        self._found: tuple[bytes, list[int]] = (b"", [])
         #: A file by which processes take turns.
         self._turn: Any = getattr(os, "memfd_create", lambda name: tempfile.mkstemp()[0])("jobs")
         self._queues = _Text(self._memory, _QUEUES_AT, _DOCUMENT)
@@ -304,8 +307,10 @@ class WorkerState:
 
     def occupied(self) -> list[Occupied]:
         """The slots of all processes, also of those that wait."""
-        pids = self._pids if self.has_blocks else self._pids[:MAX_PROCESSES]
-        return [self.read(index) for index, pid in enumerate(pids.tolist()) if pid]
+        pids = self._memory[_PIDS : _STARTS if self.has_blocks else _PIDS + 8 * MAX_PROCESSES]
+        if pids != (found := self._found)[0]:
+            self._found = found = pids, [*compress(range(_MAX), memoryview(pids).cast("q"))]
+        return [self.read(index) for index in found[1]]
 
     def at_work(self) -> list[Occupied]:
         """The slots of those that have jobs, or claim."""
@@ -443,8 +448,11 @@ def start_of(pid: int) -> int:
     A zombie that its parent has not reaped is dead.
     """
     try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            fields = stat.read().rpartition(b")")[2].split()
+        stat = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fields = os.read(stat, 4096).rpartition(b")")[2].split()
+        finally:
+            os.close(stat)
     except (FileNotFoundError, ProcessLookupError):
         return 0
     return 0 if fields[0] in (b"Z", b"X") else int(fields[19])

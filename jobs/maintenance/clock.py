@@ -77,7 +77,7 @@ def _look(using: str, asked: Mapping[str, str], since: Since | None) -> Seen:
             _unasked.add(using)
             extra = worker_state.about("look_failed")
             logger.warning("the clock leaves out what extensions ask of %r: %s", using, exc, extra=extra)
-        return seen._replace(more=(False,) * len(asked))
+        return seen
 
 
 #: The databases of which the log says that extensions cannot ask them.
@@ -91,7 +91,8 @@ def _tick(using: str, done: dict[str, int], answers: dict[str, dict[str, Any]]) 
         "all",
         lambda place: _look(using, asked, Since(place.due, place.late) if place else None),
     )
-    answers[using] = dict(zip(asked, seen.more, strict=True))
+    if len(seen.more) == len(asked):
+        answers[using] = dict(zip(asked, seen.more, strict=True))
     if at.claims_after:
         _positions[using, "all"].move(seen.now, seen.due, seen.late)
     if seen.is_ready:

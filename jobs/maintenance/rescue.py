@@ -9,8 +9,9 @@ from functools import partial
 from typing import Any
 
 from django.db import IntegrityError
-from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.db.models import Exists, OuterRef, Q
 
+from jobs import store
 from jobs.conf import celery_app, conf, logs
 from jobs.conf.logs import logger
 from jobs.lifecycle import claims, transitions
@@ -139,13 +140,17 @@ def rescue_all(using: str) -> int:
         dead = Node.objects.using(databases.home()).filter(pk__in=_unburied(using), dead_at__isnull=False)
         for node_id, signed_off in dead.values_list("pk", "signed_off"):
             transitions.write_death(node_id, using, signed_off)
-    runs = _runs(Job.objects.using(using).filter(state=State.RUNNING, node__dead_at__isnull=False))
+    runs = _runs(using, node__dead_at__isnull=False)
     # First, so that the next run does not wait for the locks of this one.
     end_backends([(key, lease) for key, lease, _ in runs], using)
     return _lose_all(runs, using, _lose("NodeLost", "the worker died"))
 
 
-def _runs(rows: QuerySet[Job]) -> list[Claimed]:
+def _runs(using: str, **where: Any) -> list[Claimed]:
+    # Mostly nothing runs at all, and that is asked quickly.
+    if not store.of(using).has_running():
+        return []
+    rows = Job.objects.using(using).filter(state=State.RUNNING, **where)
     found = rows.order_by(*ORDER).values_list("pk", "lease", "token")
     return [(key, lease, token or 0) for key, lease, token in found]
 
@@ -345,7 +350,7 @@ class OwnJobs:
 
     def _hand_back_orphans_in(self, alias: str) -> int:
         # Race: first the rows, then the worker state. A row that a process claims meanwhile is not among them.
-        rows = _runs(self._running(alias))
+        rows = _runs(alias, node_id=worker_state.node)
         slots = worker_state.occupied()
         alive = set(slots).difference(dead(slots))
         tokens = {token for slot in alive for token in (slot.token, slot.batch)}
@@ -359,9 +364,6 @@ class OwnJobs:
         return databases.everywhere(self._hand_back_all_in)
 
     def _hand_back_all_in(self, alias: str) -> int:
-        runs = _runs(self._running(alias))
+        runs = _runs(alias, node_id=worker_state.node)
         end_backends([(key, lease) for key, lease, _ in runs], alias)
         return _finish_all(runs, alias, "handed_back", _HAND_BACK)
-
-    def _running(self, alias: str) -> QuerySet[Job]:
-        return Job.objects.using(alias).filter(state=State.RUNNING, node_id=worker_state.node)

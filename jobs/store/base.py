@@ -50,6 +50,9 @@ READY = f"""(
 ) IS NOT NULL"""
 
 
+#: Whether a job runs, read by the index of those.
+RUNS = "SELECT 1 FROM jobs_job WHERE state = 'running' ORDER BY node_id LIMIT 1"
+
 #: Of so many queues one statement asks whether a job waits there, a column each.
 COLUMNS = 500
 
@@ -368,14 +371,21 @@ class Store:
             more: what extensions ask.
             since: a short look, which begins where the last one ended.
         """
+        sql, names = self._look_sql(queues, more, since)
+        now, due, late, is_asked, is_parked, is_ready, *rest = self.ask(sql, *names)[0]
+        return Seen(now, due, late, is_asked, is_parked, is_ready, tuple(rest))
+
+    def _look_sql(self, queues: Sequence[str], more: Iterable[str], since: Since | None) -> tuple[str, list[Any]]:
         words = {"now": self.now, "epoch": self.epoch, "rare": "1 = 1" if since is None else "1 = 0"}
         words["due"] = f"AND run_at >= '{since.due}'" if since and since.due else ""
         words["late"] = f"AND expires_at >= '{since.late}'" if since and since.late else ""
         asked = "".join(f", (SELECT 1 FROM {rows.format(**words)} LIMIT 1) IS NOT NULL" for rows in more)
         sql, names = self._ready(queues, is_short=since is not None)
-        [found] = self.ask(LOOK.format(**words, ready=sql, more=asked), *names)
-        now, due, late, is_asked, is_parked, is_ready, *rest = found
-        return Seen(now, due, late, is_asked, is_parked, is_ready, tuple(rest))
+        return LOOK.format(**words, ready=sql, more=asked), names
+
+    def has_running(self) -> bool:
+        """Whether any job runs, on whatever node."""
+        return bool(self.ask(RUNS))
 
     def has_ready(self, queues: Sequence[str], is_short: bool = False) -> bool:
         """Whether a job waits in one of the queues."""

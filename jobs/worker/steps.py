@@ -5,9 +5,11 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from billiard.util import get_pdeathsig
 from celery import bootsteps, signals
 from celery.concurrency import get_implementation, prefork
 from celery.exceptions import WorkerShutdown
@@ -19,9 +21,10 @@ from django.core.exceptions import ImproperlyConfigured
 from jobs import checks, extensions, store
 from jobs.conf import conf, is_ours
 from jobs.conf.logs import logger
+from jobs.lifecycle.claims import Claimer
 from jobs.lifecycle.worker_state import worker_state
 from jobs.store import databases, write_mutex
-from jobs.store.identity import NotAdopted
+from jobs.store.identity import Identity, NotAdopted
 from jobs.worker import beside, pool, runner
 from jobs.worker.broker import ConsumerStep
 from jobs.worker.stop import alarm
@@ -54,6 +57,12 @@ class NodeStep(bootsteps.StartStopStep):
         tasks = sorted(name for name, task in parent.app.tasks.items() if is_ours(task))
         is_prefork = issubclass(parent.pool_cls, prefork.TaskPool)
         kind = "prefork" if is_prefork else parent.pool_cls.__module__.rpartition(".")[2]
+        # What each process would import for itself, the one that sets its signal of death among it (cffi).
+        for own in (runner.Runner, Claimer, Identity):
+            extensions.instead(own)
+        extensions.through("around")
+        with suppress(OSError):
+            get_pdeathsig()
         # The memory that the processes share stays shared: their garbage collections do not write into it.
         gc.collect()
         gc.freeze()

@@ -246,10 +246,11 @@ class Process:
             slots = worker_state.occupied()
             pause = LOOK if any(slot.phase != IDLE for slot in slots) else IDLE_LOOK
             stop.end_overdue(self.main_pid)
+            gone = dead(slots)
             if self._is_prefork:
                 self._enforce_limits(slots)
-                self._have_replaced(slots)
-            if any(slot.holds_up for slot in slots) or dead(slots):
+                self._have_replaced({slot.pid for slot in slots}, {slot.pid for slot in gone})
+            if gone or any(slot.holds_up for slot in slots):
                 self._fell.set()
             was_paused, woke = time.monotonic() - woke > LAST_WAIT, time.monotonic()
             if was_paused:
@@ -282,17 +283,17 @@ class Process:
                 # Again and again: the process takes it once, and only in the body.
                 slot.signal(signal.SIGUSR1)
 
-    def _have_replaced(self, slots: list[Occupied]) -> None:
+    def _have_replaced(self, found: set[int], gone: set[int]) -> None:
         """While the main process waits for a broker that says nothing, it replaces nobody unless it is interrupted."""
         now = time.monotonic()
         # Race: the rescue thread frees the slots of the dead.
-        self._processes |= dict.fromkeys({slot.pid for slot in slots} - self._processes.keys(), 0.0)
-        for pid, ask_at in list(self._processes.items()):
+        self._processes |= dict.fromkeys(found - gone | found - self._processes.keys(), now + REPLACED_WITHIN)
+        for pid in self._processes.keys() - (found - gone):
             if not os.path.exists(f"/proc/{pid}"):
                 del self._processes[pid]
-            elif not ask_at or is_alive(pid):
+            elif is_alive(pid):
                 self._processes[pid] = now + REPLACED_WITHIN
-            elif ask_at < now:
+            elif self._processes[pid] < now:
                 self._processes[pid] = now + REPLACED_WITHIN
                 with suppress(ProcessLookupError):
                     os.kill(self.main_pid, REPLACE)

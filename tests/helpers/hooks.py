@@ -4,6 +4,7 @@ import atexit
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -112,6 +113,17 @@ def note_looks(**kwargs):
     """Before the worker forks. Extensions are there by then."""
     if "JOBS_TEST_LOOKS" in os.environ:
         _note_looks(os.environ["JOBS_TEST_LOOKS"])
+
+
+if "JOBS_TEST_IMPORTS" in os.environ:
+    imported = set()
+    os.register_at_fork(after_in_child=lambda: imported.update(sys.modules))
+
+    def note_imports(**kwargs):
+        """What the process of a job has imported for itself since its fork."""
+        Path(os.environ["JOBS_TEST_IMPORTS"]).write_text(" ".join(sys.modules.keys() - imported))
+
+    job_signals.succeeded.connect(note_imports)
 
 
 if "JOBS_TEST_HANGS_AT_EXIT" in os.environ:

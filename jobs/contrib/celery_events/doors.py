@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from celery import signals
@@ -20,6 +21,12 @@ def _on_init(sender: Any = None, **kwargs: Any) -> None:
 class CeleryEvents(Extension):
     def ready(self) -> None:
         signals.worker_init.connect(_on_init, dispatch_uid=__name__)
+
+    @property
+    def controls(self) -> Mapping[str, Callable[..., Any]]:  # type: ignore[override]
+        from jobs.contrib.celery_events import pipe
+
+        return {"enable_events": pipe.enable_events}
 
     @property
     def tells(self) -> Any:

@@ -87,13 +87,28 @@ class ForwardStep(bootsteps.StartStopStep):
     """In the worker's main process, as long as it has a connection."""
 
     requires = ("celery.worker.consumer:Connection", "celery.worker.consumer:Events")
-    timer: Any = None
+    #: The next look; None: nobody wants events, and nobody looks.
+    next_look: Any = None
+
+    @classmethod
+    def look(cls, c: Any) -> None:
+        # The dispatcher is another one after each connection.
+        forward(c.event_dispatcher)
+        cls.next_look = c.timer.call_after(FORWARD, cls.look, (c,)) if worker_state.wants_events else None
 
     def start(self, c: Any) -> None:
-        # The dispatcher is another one after each connection.
-        self.timer = c.timer.call_repeatedly(FORWARD, lambda: forward(c.event_dispatcher))
-        forward(c.event_dispatcher)
+        self.look(c)
 
-    def stop(self, c: Any) -> None:
-        if self.timer is not None:
-            c.timer.cancel(self.timer)
+    @classmethod
+    def stop(cls, c: Any) -> None:
+        if cls.next_look is not None:
+            c.timer.cancel(cls.next_look)
+            cls.next_look = None
+
+
+def enable_events(stock: Any, state: Any, **kwargs: Any) -> Any:
+    """Celery's command, after which there is something to look for."""
+    answer = stock(state, **kwargs)
+    if ForwardStep.next_look is None:
+        ForwardStep.look(state.consumer)
+    return answer

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from threading import Event
 from typing import Any
@@ -14,6 +15,17 @@ FIRST, INTERVAL = 1.0, 20.0
 
 #: Seconds between two looks at what people told this worker.
 LISTEN = 1.0
+
+#: Seconds after the clock's last look until the thread looks by itself: the clock is busy, or seldom.
+LATE = 1.5
+
+#: The clock saw that somebody was told something, or the supervisor ends.
+_told = Event()
+
+
+class _Asked:
+    #: When the clock looked last, on the monotonic clock.
+    at = 0.0
 
 
 def count(stopping: Event, attempt: Attempt) -> None:
@@ -31,11 +43,30 @@ def obey(stopping: Event, attempt: Attempt) -> None:
     from jobs.store.databases import SideDatabase
 
     side = SideDatabase(is_apart=False)
-    while not stopping.wait(LISTEN):
-        attempt(lambda: orders.obey(side))
+    # There they are in a file of their own, at which no clock looks.
+    looks_itself = side.vendor == "sqlite"
+    while not stopping.is_set():
+        is_told = (stopping if looks_itself else _told).wait(LISTEN)
+        _told.clear()
+        if not stopping.is_set() and (is_told or looks_itself or time.monotonic() - _Asked.at > LATE):
+            attempt(lambda: orders.obey(side))
 
 
 class Operator(Extension):
+    looks = {"orders": "jobs_order"}
+
+    def ticked(self, answers: Mapping[str, Mapping[str, Any]]) -> None:
+        from jobs.store.databases import home
+
+        if (is_told := answers.get(home(), {}).get("orders")) is not None:
+            _Asked.at = time.monotonic()
+        if is_told:
+            _told.set()
+
+    def heard(self, told: Collection[str] | None) -> None:
+        if told is None:
+            _told.set()
+
     def threads(self) -> list[Callable[[Event, Attempt], None]]:
         return [count, obey]
 

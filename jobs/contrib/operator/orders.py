@@ -1,4 +1,4 @@
-"""What a person tells a worker, on whatever machine it is: a thread of its supervisor reads the rows each second."""
+"""What a person tells a worker, on whatever machine it is: its supervisor looks for rows each second."""
 
 import os
 import signal

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from celery import current_app
 
 from tests import tasks
 from tests.faults.worker import Worker
@@ -47,4 +48,8 @@ def test_without_a_wish_for_events_there_are_none():
         done = tasks.effect.delay("done")
         wait_ended(done.id)
         wait_state(done.id, "succeeded")
-    assert not monitor.heard[done.id]
+        assert not monitor.heard[done.id]
+        # Nobody looked for events until now.
+        assert current_app.control.enable_events(reply=True, timeout=10, limit=1)
+        heard = tasks.effect.delay("heard")
+        wait_for(lambda: "task-succeeded" in monitor.kinds(heard.id), 20, "events that somebody wants from now on")

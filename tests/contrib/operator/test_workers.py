@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import signal
+import threading
 import uuid
 
 import pytest
 from celery import current_app
 from django.core.management import CommandError, call_command
+from django.db import connection
 from django.urls import reverse
 
-from jobs.contrib.operator import orders, status, store
+from jobs.contrib.operator import doors, orders, status, store
 from jobs.contrib.why import explain as why
 from jobs.models import Node
 from jobs.store import databases
@@ -75,3 +77,27 @@ def test_a_worker_that_stops_says_so(tmp_path):
         gate.touch()
         wait_ended(result.id)
         worker.process.wait(30)
+
+
+def test_nobody_asks_for_orders_as_long_as_the_clock_sees_none():
+    """On SQLite they are in a file of their own, at which no clock looks."""
+    stopping, asked, operator = threading.Event(), [], doors.Operator()
+    thread = threading.Thread(target=doors.obey, args=(stopping, lambda step: asked.append(step)))
+    looks_itself = connection.vendor == "sqlite"
+    operator.ticked({"default": {"orders": False}})
+    thread.start()
+    try:
+        assert wait_for(lambda: asked or not looks_itself, 5, "it looks itself")
+        operator.ticked({"default": {"orders": False}})
+        assert looks_itself or not asked
+        operator.ticked({"default": {"orders": True}})
+        wait_for(lambda: asked, 5, "it was told")
+        # What the clock cannot say is asked.
+        asked.clear()
+        operator.ticked({})
+        wait_for(lambda: asked, 5, "the clock looks seldom")
+    finally:
+        stopping.set()
+        operator.heard(None)
+        thread.join(5)
+    assert not thread.is_alive()

@@ -15,7 +15,7 @@ from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from jobs import extensions, maintenance
+from jobs import extensions, maintenance, store
 from jobs.lifecycle import claims, transitions
 from jobs.lifecycle.claims import Claimer
 from jobs.lifecycle.wakeups import Wakeup
@@ -24,7 +24,7 @@ from jobs.maintenance import clock, rescue
 from jobs.maintenance.prune import Prune
 from jobs.maintenance.zombies import end_backends
 from jobs.models import Cancellation, Job, Node, Pause
-from jobs.store import databases, heartbeats
+from jobs.store import base, databases, heartbeats
 from jobs.store.databases import SideDatabase
 from tests import tasks
 from tests.helpers.concurrency import Elsewhere, by_default, open_transaction
@@ -505,11 +505,11 @@ def test_looks_at_what_runs_are_seldom_where_they_are_slow(own, side, monkeypatc
     watch._seen[dead] = (heartbeats.read(side)[dead], 0.0)
     watch.run_once()
     assert looked == ["dead", "dead"], "but not when a node has died"
+    monkeypatch.setattr(rescue, "_runs", lambda alias, **where: looked.append("own") or [])
     own = rescue.OwnJobs(os.getpid())
-    with CaptureQueriesContext(connection) as queries:
-        for _ in range(3):
-            own.hand_back_orphans()
-    assert len([each for each in queries if "jobs_job" in each["sql"]]) == 1
+    for _ in range(3):
+        own.hand_back_orphans()
+    assert looked == ["dead", "dead", "own"]
 
 
 def test_of_a_claim_whose_answer_was_lost_one_row_counts(own):
@@ -533,7 +533,25 @@ def test_an_idle_tick_costs_a_fixed_number_of_statements(side):
             watch.run_once()
         counts.append(len(queries))
     assert counts[0] == counts[1]
-    assert counts[0] <= 5
+    # On PostgreSQL the clock's look, and whether anything runs, go past Django's cursor, which takes longer than they.
+    assert counts[0] <= (3 if connection.vendor == "postgresql" else 5)
+
+
+@pytest.mark.database
+def test_a_look_that_finds_nothing_says_what_a_whole_one_says():
+    """On PostgreSQL it is a shorter one; what it finds is the whole one's to say."""
+    at, asked = store.of("default"), extensions.merged("looks").values()
+    look = base.Store.look
+    for queues in ([], ["celery"], ["it's", "a\\b", "50 %"]):
+        quick, whole = at.look(queues, asked), look(at, queues, asked)
+        assert quick[1:] == whole[1:]
+        assert connection.vendor != "postgresql" or abs((quick.now - whole.now).total_seconds()) < 5
+    make("ready", queue="it's")
+    assert at.look(["it's"], asked).is_ready
+    assert not at.look(["its"], asked).is_ready
+    assert at.look([], asked).due is None
+    make("scheduled", age=5)
+    assert at.look([], asked).due is not None
 
 
 # The jobs of this very node

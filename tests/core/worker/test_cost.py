@@ -232,6 +232,18 @@ def sleeps(pid: int) -> int:
     return int(line.split()[1])
 
 
+# Memory
+
+
+def test_a_process_imports_nothing_for_itself(tmp_path):
+    """What all of them need is there before they are forked, once for all."""
+    path = tmp_path / "imports"
+    with Worker(concurrency=1, JOBS_TEST_IMPORTS=str(path)):
+        wait_ended(tasks.effect.delay("a").id)
+        wait_for(path.exists, 10, "the process said what it imported")
+    assert path.read_text() == ""
+
+
 # Connections
 
 
