@@ -62,15 +62,15 @@ class Aio(Figure):
     title = "Async bodies"
     about = (
         "*waiting*: 2,000 jobs are committed at once while two processes are idle. Their `async def` bodies each wait "
-        "one second for an answer over loopback HTTP, 1,000 at once in each process. The time from the start of the "
-        "first body to the last completion (nobody can need less than one second), and how many connections the "
-        "workers have at the most. *empty*: 10,000 bodies that do nothing, as in Drain: async ones, and for ours then "
+        "one second for an answer over loopback HTTP, 1,000 at once in each process. The time from the end of the "
+        "COMMIT to the last completion (nobody can need less than one second), the same from the start of the first "
+        "body, which is later where all bodies are begun together, and how many connections the workers have at the "
+        "most. *empty*: 10,000 bodies that do nothing, as in Drain: async ones, and for ours then "
         "plain ones, and both together; the rate of the middle four fifths."
     )
     columns = (
-        Column(
-            key="waiting_s", title="waiting: first start to last completion, s", digits=2, better="less", is_drawn=True
-        ),
+        Column(key="waiting_s", title="waiting: commit to last completion, s", digits=2, better="less", is_drawn=True),
+        Column(key="waiting_first_s", title="waiting: first start to last completion, s", digits=2, better="less"),
         Column(key="waiting_connections", title="waiting: connections"),
         Column(key="waiting_worker_us", title="waiting: worker CPU µs/job"),
         Column(key="async_per_s", title="empty async, jobs/s", better="more", is_drawn=True),
@@ -78,7 +78,7 @@ class Aio(Figure):
         Column(key="both_per_s", title="both together, jobs/s", better="more"),
     )
     goals = (
-        Goal(figure="aio", key="waiting_s", peer="jobs-async", most=4.0, unit="s", says="2,000 bodies wait one second"),
+        Goal(figure="aio", key="waiting_s", peer="jobs-async", most=2.3, unit="s", says="2,000 bodies wait one second"),
         *(
             Goal(
                 figure="aio",
@@ -125,6 +125,7 @@ class Aio(Figure):
                 before = processes.cpu_seconds(pids)
                 with transaction.atomic():
                     scene.peer.bulk(scene.task("waits"), keys)
+                committed = time.monotonic_ns()
                 while completions.count() < known + number and time.monotonic() < deadline:
                     most = max(most, self._connections(scene))
                     time.sleep(0.1)
@@ -132,8 +133,10 @@ class Aio(Figure):
             found = completions.read(known)
         if len(found) < number:
             raise RuntimeError(f"only {len(found)} of {number} bodies have ended")
+        last = max(each.at for each in found)
         return {
-            "waiting_s": (max(each.at for each in found) - min(Slow.asked)) / 1e9,
+            "waiting_s": (last - committed) / 1e9,
+            "waiting_first_s": (last - min(Slow.asked)) / 1e9,
             "waiting_connections": most,
             "waiting_worker_us": 1e6 * worker / number,
         }

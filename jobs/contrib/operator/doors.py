@@ -40,11 +40,12 @@ def count(stopping: Event, attempt: Attempt) -> None:
 
 def obey(stopping: Event, attempt: Attempt) -> None:
     from jobs.contrib.operator import orders
-    from jobs.store.databases import SideDatabase
+    from jobs.store import of
+    from jobs.store.databases import SideDatabase, home
 
     side = SideDatabase(is_apart=False)
-    # There they are in a file of their own, at which no clock looks.
-    looks_itself = side.vendor == "sqlite"
+    # SQLite has them in a file of their own, at which no clock looks.
+    looks_itself = of(home()).has_one_writer
     while not stopping.is_set():
         is_told = (stopping if looks_itself else _told).wait(LISTEN)
         _told.clear()
