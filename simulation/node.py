@@ -144,7 +144,7 @@ class Node:
     # Its processes
 
     def _run(self) -> None:
-        # As ``Supervisor.start`` does before it forks.
+        # As ``Handle.start`` does before it forks.
         worker_state.node = uuid.uuid4()
         worker_state.wipe()
         worker_state.queues = ["celery"]
@@ -164,7 +164,7 @@ class Node:
             return
         about = {"hostname": self.name, "pool": "prefork", "concurrency": self._size, "tasks": TASKS}
         process = self.supervisor = Process("supervisor", self)
-        main = supervisor.Process(self.main.pid, about, self._pipe, self._ready)
+        main = supervisor.Supervisor(self.main.pid, about, self._pipe, self._ready)
         is_over = False
 
         def run() -> None:

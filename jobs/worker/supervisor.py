@@ -1,4 +1,4 @@
-"""The process beside a worker: it sends the node's heartbeats, listens, gives back what fell, and watches the time.
+"""The process beside a worker: it sends the heartbeats, listens, keeps the time limits, and gives back what fell.
 
 It is a process of its own because every other place stops beating at the wrong time: a timer with a blocked
 event loop (``-P solo``, soft shutdown), a thread breaks the forks of the pool, a pool child has work to do.
@@ -60,7 +60,7 @@ LAST_WAIT = 5.0
 REGISTERED = b"1"
 
 
-class Process:
+class Supervisor:
     """Its threads. To each database it has three connections, whatever is installed.
 
     The main one beats and listens to the worker; what it asks waits for nobody. One for each database listens.
@@ -371,9 +371,9 @@ def _call(path: str, *given: Any) -> None:
     import_string(path)(*given)
 
 
-_here: list[Process] = []
+_here: list[Supervisor] = []
 
 
-def here() -> Process:
+def here() -> Supervisor:
     """The supervisor, in whose process the caller is."""
     return _here[0]

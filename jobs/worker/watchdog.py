@@ -21,13 +21,13 @@ from django.db import connections
 from jobs.conf.logs import logger
 from jobs.lifecycle.worker_state import worker_state
 from jobs.store.identity import NotAdopted
-from jobs.worker.supervisor import LAST_WAIT, REGISTERED, Process
+from jobs.worker.supervisor import LAST_WAIT, REGISTERED, Supervisor
 
 #: Seconds for the rest of the main process's end.
 LAST_ALARM = 5
 
 
-class Supervisor:
+class Handle:
     """The handle of the worker's main process on its supervisor; without one (outside of a worker) it does nothing."""
 
     #: The watchdog; then to tell the supervisor something, and to hear that it is ready or why it ended (-1: it is not
@@ -126,7 +126,7 @@ class Supervisor:
             self._pipe = -1
 
 
-supervisor = Supervisor()
+supervisor = Handle()
 
 
 def _supervise(main: int, node: dict[str, Any], pipe: int, ready: int) -> None:
@@ -137,7 +137,7 @@ def _supervise(main: int, node: dict[str, Any], pipe: int, ready: int) -> None:
         child = os.fork()
         if child == 0:
             try:
-                Process(main, node, pipe, ready).main()
+                Supervisor(main, node, pipe, ready).main()
             except NotAdopted as exc:
                 # At once: a database that is not ours is not even signed off from.
                 os.write(ready, str(exc).encode()[: select.PIPE_BUF])

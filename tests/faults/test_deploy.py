@@ -27,7 +27,7 @@ from tests.helpers.servers import wait_for
 from tests.models import Effect, Order
 
 #: The worker declares its own node dead, when it stops in good order.
-SIGN_OFF = Without("jobs.worker.supervisor:Process._sign_off", call="rescue.bury")
+SIGN_OFF = Without("jobs.worker.supervisor:Supervisor._sign_off", call="rescue.bury")
 #: Before that it hands back what it ran; and whose process ended because the worker stops did not crash.
 HAND_BACK = "jobs.maintenance.rescue:OwnJobs.hand_back_all"
 NO_CRASH = Without("jobs.maintenance.rescue:OwnJobs._end", "False", clause="worker_state.stopping_for is not None")
@@ -320,7 +320,7 @@ def test_stopped_inside_a_commit(ledger, database, number):
         ledger.check(within=2 * WORK)
 
 
-@guard(Without("jobs.worker.watchdog:Supervisor.wait_until_registered", "True"))
+@guard(Without("jobs.worker.watchdog:Handle.wait_until_registered", "True"))
 def test_migration_applied_while_workers_run(ledger):
     """Workers of the new release wait for their tables, and run when they are there.
 

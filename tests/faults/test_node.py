@@ -22,7 +22,7 @@ from tests.models import Effect
 
 #: A node whose beat finds no row has been declared dead, and goes on under another id.
 ANOTHER_ID = Without(
-    "jobs.worker.supervisor:Process._heartbeat",
+    "jobs.worker.supervisor:Supervisor._heartbeat",
     "[heartbeats.send(self._side, worker_state.node)]",
     call="heartbeats.send",
 )
@@ -140,7 +140,7 @@ def test_a_node_that_wakes_up_takes_another_id(ledger):
 
 @guard(
     Without(
-        "jobs.worker.watchdog:Supervisor.start",
+        "jobs.worker.watchdog:Handle.start",
         "uuid.uuid5(uuid.NAMESPACE_DNS, socket.gethostname())",
         call="uuid.uuid4",
     )

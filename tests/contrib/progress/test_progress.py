@@ -187,7 +187,7 @@ def test_a_zombie_that_writes_by_itself_does_not_overwrite_a_later_run():
 def test_what_one_body_says_does_not_keep_others_from_being_heard(slot, monkeypatch):
     """It cannot be kept: an id that is longer than the column, say."""
     other, heard = worker_state.take(), []
-    process = supervisor.Process(os.getpid(), {"pool": "prefork"}, -1, -1)
+    process = supervisor.Supervisor(os.getpid(), {"pool": "prefork"}, -1, -1)
 
     def write(side, text):
         if b"bad" in text:

@@ -147,7 +147,7 @@ def test_a_round_that_ended_by_its_budget_is_followed_by_the_next_one_at_once(si
     monkeypatch.setattr(supervisor, "PRUNE_AGAIN", 0.01)
     monkeypatch.setattr(worker_state, "node", make_node().pk)
     many(100)
-    process = supervisor.Process(os.getpid(), {"pool": "prefork"}, -1, -1)
+    process = supervisor.Supervisor(os.getpid(), {"pool": "prefork"}, -1, -1)
     process._admitted.set()
     thread = threading.Thread(target=process._tidy)
     thread.start()
