@@ -25,10 +25,10 @@ T = TypeVar("T")
 
 LONGEST_TICK = 2.0  #: Seconds that each part of a tick takes at the most; the rest is done at the next tick.
 
-#: Beside a transaction that stays open for long nothing is vacuumed, and a look from the start steps over all jobs that
-#: waited since. If two in a row take longer than this, in seconds, the next one comes after so many times their length,
-#: and after LONGEST_LOOK at the latest. The looks in between begin where the last one ended. So what is due there is
-#: seen at once, and what is due before, or stands still, within LONGEST_LOOK.
+#: A transaction that stays open for long keeps PostgreSQL from vacuuming, and a look from the start steps over the dead
+#: entries of all jobs that waited since. If two in a row take longer than SLOW_LOOK seconds, the next one comes after
+#: RARELY times their length, and after LONGEST_LOOK seconds at the latest. The looks in between begin where the last
+#: one ended. What comes due after that place is seen at once; what was committed late before it, within LONGEST_LOOK.
 SLOW_LOOK, RARELY, LONGEST_LOOK = 0.02, 50, 30.0
 
 #: How many batches come due in one statement. Many jobs may be due at the same second, and the last must not wait long.
