@@ -915,10 +915,12 @@ def explained_generically(sql: str, values: dict) -> str:
 
 
 def statements_of(action) -> list[str]:
-    """What it reads and writes of jobs, as Django says it."""
-    with CaptureQueriesContext(connection) as queries:
+    """What it reads and writes of jobs: what goes past Django's cursor, then the rest as Django says it."""
+    asked, send = [], sessions.Session.send
+    with CaptureQueriesContext(connection) as queries, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sessions.Session, "send", lambda session, sql: (asked.append(sql), send(session, sql))[1])
         action()
-    asked = [query["sql"] for query in queries]
+    asked += [query["sql"] for query in queries]
     return [sql for sql in asked if "jobs_job" in sql and sql.lstrip().startswith(("SELECT", "UPDATE", "WITH"))]
 
 
@@ -1026,10 +1028,10 @@ def test_no_hot_statement_scans_or_sorts_the_table(full, statistics):
             # What was found is written by its key.
             plans[f"{name} {number}"] = (index if number == 0 else "", explained(sql.replace("%", "%%"), []))
     worker_state.queues = [QUEUE, "mail"]
-    [look, *_] = statements_of(clock.tick)
-    plans["clock"] = ("jobs_job_scheduled", explained(look.replace("%", "%%"), []))
-    for index in ("jobs_job_expires", "jobs_job_ready"):
-        assert index in plans["clock"][1], plans["clock"][1]
+    for number, look in enumerate(statements_of(clock.tick)[:2]):
+        plans[f"clock {number}"] = ("jobs_job_scheduled", explained(look.replace("%", "%%"), []))
+        for index in ("jobs_job_expires", "jobs_job_ready"):
+            assert index in plans[f"clock {number}"][1], plans[f"clock {number}"][1]
     if statistics == "none" and store.of("default").is_divided and "jobs_job_awaiting" not in plans["let_go 0"][1]:
         # Of a few thousand rows both indexes cost the same. After a thousand changes the server knows better.
         plans["let_go 0"] = ("jobs_job_scheduled", plans["let_go 0"][1])
