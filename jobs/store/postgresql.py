@@ -73,7 +73,7 @@ STILL_RUNNING = "state IN ('running', 'ready') AND state || '' = 'running'"
 
 RENEW = f"""
 UPDATE jobs_job SET token = %(token)s, started_at = statement_timestamp()
-WHERE id = ANY (%(ids)s) AND {STILL_RUNNING} AND token = %(before)s
+WHERE id = %(id)s AND {STILL_RUNNING} AND token = %(before)s
 """
 
 _WAKE = """
@@ -145,12 +145,6 @@ SELECT own FROM unnest({queues}::text[]) AS own
 WHERE ({first}) IS NOT NULL AND NOT EXISTS (SELECT 1 FROM jobs_pause WHERE queue = own)
 """
 
-#: The time, if a look finds nothing to do.
-NOTHING = """
-SELECT EXTRACT(EPOCH FROM now) FROM ({look}) AS seen (now, due, late, {columns})
-WHERE COALESCE(due, late) IS NULL AND NOT ({any})
-"""
-
 #: How many calls over one connection make it worth while to prepare the INSERT.
 OFTEN = 5
 
@@ -189,18 +183,24 @@ class PostgreSQL(base.Store):
     def insert(self, job: Job, columns: tuple[str, ...], is_frozen: bool) -> int:
         connection, sql = self.connection, self.insert_sql(columns, is_frozen)
         values = [_text(name, job.__dict__[name]) for name in columns]
-        calls = getattr(connection.connection, "_jobs_calls", 0)
-        # Django's own cursor where somebody watches what it executes.
-        if calls >= OFTEN and not connection.queries_logged and not connection.execute_wrappers:
+        if self._is_often():
             connection.validate_no_broken_transaction()
             return self.session.insert(sql, values)
         with connection.cursor() as cursor:
             cursor.execute(sql, values)
             done: int = cursor.rowcount
+        return done
+
+    def _is_often(self) -> bool:
+        """Whether it is worth while to prepare a statement here: Django's own cursor shows what it executes."""
+        connection: Any = self.connection
+        if connection.queries_logged or connection.execute_wrappers:
+            return False
+        calls = getattr(connection.connection, "_jobs_calls", 0)
         # An object of psycopg2 takes none, and prepares nothing.
         with suppress(AttributeError):
             connection.connection._jobs_calls = calls + 1
-        return done
+        return bool(calls >= OFTEN)
 
     def insert_all(self, jobs: Sequence[Job], said: Sequence[Mapping[str, Any]] | None) -> None:
         """COPY is what PostgreSQL takes fastest. A value that one call says and another does not is its default."""
@@ -291,29 +291,32 @@ class PostgreSQL(base.Store):
 
     def look(self, queues: Sequence[str], more: Iterable[str], since: Since | None = None) -> Seen:
         more = [*more]
-        if since is None:
-            answers = [f"answer{number}" for number in range(3 + len(more))]
-            names = f"ARRAY[{', '.join(map(self.session.literal, queues))}]"
-            look = self._look_sql(queues, more, None)[0] % names
-            words = {"look": look, "columns": ", ".join(answers), "any": " OR ".join(answers)}
-            if (now := self._first(NOTHING.format(**words))) is not None:
-                at = datetime.datetime.fromtimestamp(float(now), datetime.UTC)
-                return Seen(at, None, None, False, False, False, (False,) * len(more))
-        return super().look(queues, more, since)
+        sql, _ = self._look_sql(queues, more, since)
+        sql = sql % f"ARRAY[{', '.join(map(self.session.literal, queues))}]"
+        names = ", ".join(("now", "due", "late", *(f"answer{number}" for number in range(3 + len(more)))))
+        found = self._first(f"SELECT json_build_array({names}) FROM ({sql}) AS seen ({names})")
+        *times, is_asked, is_parked, is_ready = (found := json.loads(str(found)))[:6]
+        now, due, late = (each and datetime.datetime.fromisoformat(each) for each in times)
+        return Seen(now, due, late, is_asked, is_parked, is_ready, tuple(found[6:]))
 
     def _ready(self, queues: Sequence[str], is_short: bool) -> tuple[str, list[Any]]:
         sql = WITH_READY.format(queues="%s", first=NEW_FIRST if is_short else FIRST)
         return f"({sql} LIMIT 1) IS NOT NULL", [list(queues)]
 
     def renew(self, job: Job, token: int) -> bool:
-        return self.session.execute(RENEW, {"token": token, "ids": [job.pk], "before": job.token}) == 1
+        return self.session.execute(RENEW, {"token": token, "id": job.pk, "before": job.token}) == 1
 
     def wake(self, what: str, columns: Mapping[str, Any], told: tuple[str, str] | None) -> str | None:
         values = {name: value for name, value in columns.items() if not isinstance(value, Now)}
         if told is not None:
             values |= {"channel": told[0], "told": told[1]}
         sql = wake_sql(columns, self.connection.get_autocommit(), told is not None)
-        return next((row[0] for row in self.session.fetch(sql, {**values, "what": what})), None)
+        values["what"] = what
+        if self._is_often():
+            return next((row[0] for row in self.session.fetch(sql, values)), None)
+        with self.connection.cursor() as cursor:
+            cursor.execute(sql, values)
+            return next((row[0] for row in cursor.fetchall()), None)
 
     # A run
 

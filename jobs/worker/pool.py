@@ -89,16 +89,21 @@ class _Claiming:
 def _run_jobs(runner: Runner, poll: select.poll, wait: Callable[[float], bytes], shutdown: Any) -> None:
     """Run jobs until there is something in the pool's pipe, or the worker stops."""
     woken = b""
-    while not poll.poll(0) and worker_state.stopping_for is None:
-        if shutdown is not None and shutdown.is_set():
-            _wait_for_others()
-            sys.exit(EX_OK)
-        if worker_state.stock_waits:
-            runner.slot.rest(IDLE)
-            offers.send()
-            if poll.poll(OFFER):
-                return
-        woken = b"" if runner.run_batch(woken) else wait(runner.patience)
+    try:
+        while not poll.poll(0) and worker_state.stopping_for is None:
+            if shutdown is not None and shutdown.is_set():
+                _wait_for_others()
+                sys.exit(EX_OK)
+            if worker_state.stock_waits:
+                runner.slot.rest(IDLE)
+                offers.send()
+                if poll.poll(OFFER):
+                    return
+            woken = b"" if runner.run_batch(woken) else wait(runner.patience)
+    finally:
+        if woken:
+            # The others sleep.
+            wakeup.pass_on(woken)
     if worker_state.stopping_for is not None:
         _wait_for_others()
 

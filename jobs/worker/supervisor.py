@@ -274,7 +274,9 @@ class Supervisor:
         for slot in slots:
             if not slot.has_job:
                 continue
-            if 0 < slot.hard_at < now - (GRACE if slot.is_shared else 0) and not slot.is_dead:
+            # One of several that has not begun waits for those that have: only its coroutine has limits.
+            waits = slot.is_shared and slot.phase < BODY
+            if 0 < slot.hard_at < now - (GRACE if slot.is_shared else 0) and not (waits or slot.is_dead):
                 limit = round(slot.hard_at - slot.began, 3)
                 about = worker_state.about("timed_out", job=str(slot.job), task=worker_state.text(slot).get("name"))
                 logger.error("the job %s ran longer than its hard time limit of %s s", slot.job, limit, extra=about)
@@ -287,8 +289,9 @@ class Supervisor:
         """While the main process waits for a broker that says nothing, it replaces nobody unless it is interrupted."""
         now = time.monotonic()
         # Race: the rescue thread frees the slots of the dead.
-        self._processes |= dict.fromkeys(found - gone | found - self._processes.keys(), now + REPLACED_WITHIN)
-        for pid in self._processes.keys() - (found - gone):
+        alive, new = found - gone, found - self._processes.keys()
+        self._processes |= dict.fromkeys(alive | new, now + REPLACED_WITHIN)
+        for pid in self._processes.keys() - alive:
             if not os.path.exists(f"/proc/{pid}"):
                 del self._processes[pid]
             elif is_alive(pid):

@@ -36,7 +36,7 @@ from jobs.lifecycle.wakeups import Wakeup
 from jobs.lifecycle.worker_state import AWAITS, REVOKED, ProcessState, worker_state
 
 #: How many a process claims at first; while there are more, so many times as many. So others get some of a few.
-FIRST, GROWTH, MOST = 10, 10, 200
+FIRST, GROWTH, MOST = 10, 2, 200
 
 #: So many are begun before the first of them gets to its coroutine.
 BEGUN = 50
@@ -76,6 +76,8 @@ class Bodies:
         self._is_retired = self._wakes_at_end = self._ticks = False
         self._tidy_at = 0.0
         self._ready: list[_Ready] = []
+        #: How many runs the thread has taken, and the loop has started.
+        self._taken = self._started = 0
         #: Some of them are on the thread.
         self._is_away = False
         #: Made before the worker forks. A process that waits for a plain job takes no wake-up of it, nor this of one.
@@ -156,24 +158,32 @@ class Bodies:
         """Claim, and begin some at once: each way from the thread to the loop takes its time.
 
         The thread goes on by itself while there is more, and nothing to complete: the loop may be busy with its bodies.
+        If most of them wait for the loop, one of them may block it, and other processes should have the rest.
         """
+        try:
+            is_more = self._take_some(size)
+            size = min(GROWTH * size, MOST) if is_more else FIRST
+            waiting = self._taken - self._started
+            if is_more and self._slots and 2 * waiting <= len(self.running) and not (self._is_retired or self._is_away):
+                assert self._executor is not None
+                self._executor.submit(self._take, size, taken)
+            else:
+                self.loop.call_soon_threadsafe(taken.set_result, (is_more, size))
+        except BaseException as exc:
+            self.loop.call_soon_threadsafe(taken.set_exception, exc)
+
+    def _take_some(self, size: int) -> bool:
         slots = [self._slots.popleft() for _ in range(min(size, len(self._slots)))]
+        used: set[Any] = set()
         try:
             runs, is_more = self._runner.take_some(slots)
-        except BaseException as exc:
-            self._slots.extend(slots)
-            self.loop.call_soon_threadsafe(taken.set_exception, exc)
-            return
-        used = {run.slot for run in runs}
-        self._slots.extend(slot for slot in slots if slot not in used)
+            used = {run.slot for run in runs}
+        finally:
+            self._slots.extend(slot for slot in slots if slot not in used)
+        self._taken += len(runs)
         for first in range(0, len(runs), BEGUN):
             self.loop.call_soon_threadsafe(self._start, [self._begin(run) for run in runs[first : first + BEGUN]])
-        size = min(GROWTH * size, MOST) if is_more else FIRST
-        if is_more and self._slots and not (self._is_retired or self._is_away):
-            assert self._executor is not None
-            self._executor.submit(self._take, size, taken)
-        else:
-            self.loop.call_soon_threadsafe(taken.set_result, (is_more, size))
+        return is_more
 
     async def _sleep(self, is_full: bool) -> None:
         """Until a claim may find more. A process that has no place for more leaves the wake-ups to others."""
@@ -211,6 +221,7 @@ class Bodies:
             return exc
 
     def _start(self, begun: list[_Taken]) -> None:
+        self._started += len(begun)
         if not self._ticks:
             self._ticks, self.ticked_at = True, time.monotonic()
             self.loop.call_later(TICK, self._tick)
@@ -254,7 +265,11 @@ class Bodies:
             self._executor.submit(self._go_on_all, batch)
 
     def _go_on_all(self, batch: list[_Ready]) -> None:
-        self._runner.complete([(run, own) for run, own, _ in batch])
+        try:
+            self._runner.complete([(run, own) for run, own, _ in batch])
+        except Exception:
+            # Each says for itself what came of it.
+            logger.exception("several bodies cannot end together", extra=worker_state.about("completion_broken"))
         found: list[_Taken] = []
         told_at = time.monotonic()
         for run, own, steps in batch:

@@ -12,6 +12,7 @@ from django.core.cache import close_caches
 from django.db import Error, transaction
 
 from jobs import extensions, store
+from jobs.conf import conf
 from jobs.conf.syncpoints import reach
 from jobs.contrib.aio import sentry
 from jobs.contrib.aio.here import END
@@ -40,7 +41,7 @@ class AsyncRunner(Runner):
         self._claiming = 0
         self._doubtful: list[tuple[str, int]] = []
         #: Until when a place is left alone where nothing was found, and how many seconds the last such look took.
-        self._looks: dict[Place, tuple[float, float]] = {}
+        self._rests: dict[Place, tuple[float, float]] = {}
 
     def take_some(self, slots: Sequence[ProcessState]) -> tuple[list[Run], bool]:
         """Claim up to as many as there are slots; returns their runs, and whether there are probably more.
@@ -49,7 +50,12 @@ class AsyncRunner(Runner):
         and all its rows are given back, those that have slots already too. From then on each has a slot.
         """
         self._next = len(slots)
-        runs, jobs = [], self.take()
+        runs: list[Run] = []
+        try:
+            jobs = self.take()
+        except BaseException:
+            self._doubt(*conf().DATABASES)
+            raise
         self._claiming = 0
         for job, slot in zip(jobs, slots, strict=False):
             slot.occupy()
@@ -76,31 +82,38 @@ class AsyncRunner(Runner):
         The faster of the two counts: one may have made the connection, or waited for a processor.
         """
         for turn, place in super()._in_turn(queues):
-            until, before = self._looks.get(place, (0.0, 0.0))
+            until, before = self._rests.get(place, (0.0, 0.0))
             if (began := time.monotonic()) < until:
                 continue
             yield turn, place
-            # Nothing was found.
+            # Nothing was found, or the database did not answer.
             took = time.monotonic() - began
             least = min(before, took)
-            self._looks[place] = (began + RESTS * least if least > claims.SLOW_LOOK else 0.0, took)
+            if self._away.get(place[0], 0.0) < began:
+                self._rests[place] = (began + RESTS * least if least > claims.SLOW_LOOK else 0.0, took)
 
     def _claim(self) -> list[Job]:
-        while self._doubtful:
-            using, token = self._doubtful[0]
+        for using, token in list(self._doubtful):
+            if time.monotonic() < self._away.get(using, 0.0):
+                continue
             try:
                 transitions.hand_back_claim(using, worker_state.node, token)
             except Error as exc:
-                self._note_away(using, exc)
-                break
-            del self._doubtful[0]
+                if databases.is_lost(exc, using):
+                    self._note_away(using, exc)
+                    continue
+                # The database refuses these rows. The supervisor gives them back, as those that no process has.
+            self._doubtful.remove((using, token))
         return super()._claim()
 
     def _note_away(self, using: str, exc: Error) -> None:
         super()._note_away(using, exc)
+        self._doubt(using)
+
+    def _doubt(self, *aliases: str) -> None:
+        """Perhaps only the answer of a claim got lost. None of its bodies was begun: they count nothing."""
         if self._claiming:
-            # Perhaps only the answer of a claim got lost. None of its bodies was begun: they count nothing.
-            self._doubtful.append((using, self._claiming))
+            self._doubtful += [(using, self._claiming) for using in aliases]
             self._claiming = 0
 
     def begin(self, run: Run, steps: pipeline.Steps) -> Any:

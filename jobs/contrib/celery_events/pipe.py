@@ -92,9 +92,13 @@ class ForwardStep(bootsteps.StartStopStep):
 
     @classmethod
     def look(cls, c: Any) -> None:
-        # The dispatcher is another one after each connection.
-        forward(c.event_dispatcher)
-        cls.next_look = c.timer.call_after(FORWARD, cls.look, (c,)) if worker_state.wants_events else None
+        cls.next_look = None
+        try:
+            # The dispatcher is another one after each connection.
+            forward(c.event_dispatcher)
+        finally:
+            if worker_state.wants_events:
+                cls.next_look = c.timer.call_after(FORWARD, cls.look, (c,))
 
     def start(self, c: Any) -> None:
         self.look(c)

@@ -310,6 +310,7 @@ class History:
                     databases.roll_back(self.using)
                     raise
         except Gone:
+            # Nothing was written.
             raise
         except _NotOurs:
             with transaction.atomic(using=self.using):
