@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from typing import Any
 
@@ -10,8 +11,8 @@ from benchmarks.figures.figure import Column, Figure
 from benchmarks.goals import Goal
 from benchmarks.scene import Scene
 
-#: Seconds between two looks at the table.
-LOOK = 15.0
+#: Seconds between two looks at the table, and how many call.
+LOOK, CALLERS = 15.0, 4
 
 
 class Steady(Figure):
@@ -34,6 +35,7 @@ class Steady(Figure):
         Goal(
             figure="steady",
             key="oldest_s",
+            peer="jobs-pruned",
             most=300.0,
             unit="s",
             says="300 jobs a second, kept for 3 minutes: oldest row",
@@ -46,25 +48,35 @@ class Steady(Figure):
     timeout = 1500.0
 
     def measure(self, scene: Scene, rate: int = 0, minutes: float = 0, **options: Any) -> dict[str, float | None]:
+        from django.db import connection
+
         scene.empty()
         users = scene.users(1000)
         with scene.workers():
             scene.warm()
-            began, calls, looks = time.monotonic(), 0, []
-            while (now := time.monotonic() - began) < 60 * minutes:
-                if calls < now * rate:
-                    scene.enqueue("idem", users[calls % len(users)])
-                    calls += 1
-                    continue
-                time.sleep(0.005)
-                if now >= LOOK * (len(looks) + 1):
-                    looks.append(self._look(scene))
-                    sys.stderr.write(f"{now:.0f} s: {looks[-1]}\n")
+            calls, looks, began = [0] * CALLERS, [], time.monotonic()
+
+            def call(caller: int) -> None:
+                while (now := time.monotonic() - began) < 60 * minutes:
+                    if calls[caller] < now * rate / CALLERS:
+                        scene.enqueue("idem", users[calls[caller] % len(users)])
+                        calls[caller] += 1
+                    else:
+                        time.sleep(0.005)
+                connection.close()
+
+            callers = [threading.Thread(target=call, args=(caller,), daemon=True) for caller in range(CALLERS)]
+            for caller in callers:
+                caller.start()
+            while any(caller.is_alive() for caller in callers):
+                time.sleep(LOOK)
+                looks.append(self._look(scene))
+                sys.stderr.write(f"{time.monotonic() - began:.0f} s: {looks[-1]}\n")
             lasted = time.monotonic() - began
         half, quarter = looks[len(looks) // 2 :], len(looks) // 4
         return {
-            "calls_per_s": calls / lasted,
-            "done": calls - looks[-1]["waiting"],
+            "calls_per_s": sum(calls) / lasted,
+            "done": sum(calls) - looks[-1]["waiting"],
             "rows": max(look["rows"] for look in half),
             "oldest_s": max(look["oldest_s"] for look in half),
             "late_s": max(look["late_s"] for look in half),
