@@ -285,15 +285,19 @@ class Bodies:
         self._send()
 
     def _await(self, run: Run, own: Context, steps: pipeline.Steps) -> None:
-        slot, awaited = run.slot, self.running[run]
-        # The limits are those of the coroutine: it may have waited for the thread, and its completion may.
+        awaited = self.running[run]
+        task = self.loop.create_task(self._drive(awaited), context=own)
+        task.add_done_callback(partial(self._conclude, awaited, own, steps))
+
+    async def _drive(self, awaited: Awaited) -> None:
+        slot = awaited.run.slot
+        # The limits are those of the coroutine: it may have waited for the thread and the loop, and its completion may.
         if slot.soft_at or slot.hard_at:
             late = time.monotonic() - slot.began
             slot.limit(*(at and at + late for at in (slot.soft_at, slot.hard_at)))
             self._limit(awaited)
         slot.enter(AWAITS)
-        task = self.loop.create_task(awaited.drive(), context=own)
-        task.add_done_callback(partial(self._conclude, awaited, own, steps))
+        await awaited.drive()
 
     def _limit(self, awaited: Awaited) -> None:
         """Limits that are not far get timers; a look finds the others in time, and few runs last until then."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from celery import current_app, shared_task
-from django.db import OperationalError, connection
+from django.db import IntegrityError, OperationalError, connection
 
 import jobs
 from jobs.contrib.aio import runner as aio_runner
@@ -123,6 +123,35 @@ def test_one_slow_look_keeps_nobody_from_the_next(runner, slots, monkeypatch):
     assert runner.take_some(slots[1:])[0] == []
     fill()
     assert runner.take_some(slots[1:])[0] == [], "it rests"
+
+
+def test_a_look_at_a_database_that_does_not_answer_puts_nothing_to_rest(runner, slots, monkeypatch):
+    monkeypatch.setattr(claims, "SLOW_LOOK", 0.0)
+    monkeypatch.setattr(aio_runner, "RESTS", 1e9)
+
+    def fail(*args):
+        raise OperationalError("the database is away")
+
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            patch.setattr(runner._claimer, "take", fail)
+            assert runner.take_some(slots[1:])[0] == []
+        runner._away.clear()
+    fill()
+    assert len(runner.take_some(slots[1:])[0]) == NUMBER
+
+
+def test_rows_that_the_database_does_not_give_back_stop_no_claim(runner, slots, monkeypatch):
+    """The supervisor gives them back, as rows that no process has."""
+    runner._doubtful.append(("default", -5))
+
+    def refuse(*args):
+        raise IntegrityError("a constraint of the project")
+
+    monkeypatch.setattr(aio_runner.transitions, "hand_back_claim", refuse)
+    fill()
+    assert len(runner.take_some(slots[1:])[0]) == NUMBER
+    assert not runner._doubtful
 
 
 @on_postgresql

@@ -14,7 +14,7 @@ import pytest
 from celery import current_app, shared_task
 from celery.exceptions import SoftTimeLimitExceeded
 from django.core.management import call_command
-from django.db import connection
+from django.db import connection, transaction
 
 from jobs.lifecycle import transitions
 from jobs.lifecycle.worker_state import is_alive
@@ -228,6 +228,26 @@ def test_a_blocked_loop_is_named_and_replaced_and_its_neighbours_go_back_without
     assert f"{blocks.name}[{job.pk}]" in line
     assert "test_workers.py:" in line
     assert " in blocks()" in line
+
+
+@shared_task(time_limit=2)
+async def blocks_at_once():
+    time.sleep(60)
+
+
+@shared_task(time_limit=2)
+async def is_behind():
+    return None
+
+
+def test_who_waits_behind_a_blocked_loop_is_over_no_limit():
+    with Worker(concurrency=1):
+        with transaction.atomic():
+            results = [blocks_at_once.delay(), *(is_behind.delay() for _ in range(8))]
+        blocked, *others = wait_ended(*[result.id for result in results], timeout=40)
+    assert (blocked.state, blocked.error["type"]) == ("failed", "TimeLimitExceeded")
+    assert {(job.state, job.crashes, job.node_losses) for job in others} == {("succeeded", 0, 0)}
+    assert 2 in {job.lease for job in others}, "they were claimed with it"
 
 
 # Ends from outside
