@@ -8,11 +8,14 @@ import threading
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from django.db import connections
 
 from jobs import extensions
+from jobs.contrib.operator import doors as operator
 from jobs.lifecycle import wakeups
 from jobs.lifecycle import worker_state as states
 from jobs.lifecycle.wakeups import wakeup
@@ -56,6 +59,8 @@ def prepare() -> None:
         (shared, "_turns"): lambda: None,
         (rescue, "_reported"): set,
         (rescue, "_waiting"): set,
+        (operator, "_told"): Event,
+        (operator, "_Asked"): lambda: SimpleNamespace(at=0.0),
     }
     world.after_work.append(base.server.hand_on)
 
@@ -198,7 +203,8 @@ class Node:
     def _claim_and_run(self) -> None:
         runner = extensions.instead(Runner)(app, self.name)
         inbox, both = Poll(self, [self._inbox]), Poll(self, [self._inbox, self.wakeup])
-        pool._run_jobs(runner, inbox, both, None)
+        wait = partial(pool.wait, lambda seconds: both.poll(seconds * 1000), self._inbox, wakeup)
+        pool._run_jobs(runner, inbox, wait, None)
 
     def _main_died(self) -> None:
         # Linux ends the pool's processes with it, and its supervisor reads EOF.

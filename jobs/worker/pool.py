@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import billiard.pool
@@ -109,7 +110,7 @@ def _run_jobs(runner: Runner, poll: select.poll, wait: Callable[[float], bytes],
 
 
 def waiter(pipe: int, wakeup: Wakeup) -> Callable[[float], bytes]:
-    """A function that waits so many seconds for the pool's pipe, or for a wake-up, which it takes and returns.
+    """:func:`wait` for a process of the pool.
 
     All processes wait for the same wake-ups. Linux wakes one of them for each; elsewhere all wake, and one takes it.
     """
@@ -117,22 +118,23 @@ def waiter(pipe: int, wakeup: Wakeup) -> Callable[[float], bytes]:
     poll, unit = (select.epoll(), 1) if has_epoll else (select.poll(), 1000)
     poll.register(pipe, select.POLLIN)
     poll.register(wakeup.fileno(), select.POLLIN | (select.EPOLLEXCLUSIVE if has_epoll else 0))
+    return partial(wait, lambda seconds: poll.poll(seconds * unit), pipe, wakeup)
 
-    def wait(seconds: float) -> bytes:
-        deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0:
-            ready = {descriptor for descriptor, _ in poll.poll(left * unit)}
-            woken = wakeup.take() if wakeup.fileno() in ready else b""
-            if pipe in ready:
-                if woken:
-                    # The others sleep.
-                    wakeup.pass_on(woken)
-                break
+
+def wait(poll: Callable[[float], list[Any]], pipe: Any, wakeup: Wakeup, seconds: float) -> bytes:
+    """Wait so many seconds for the pool's pipe, or for a wake-up, which it takes and returns."""
+    deadline = time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0:
+        ready = {descriptor for descriptor, _ in poll(left)}
+        woken = wakeup.take() if wakeup.fileno() in ready else b""
+        if pipe in ready:
             if woken:
-                return woken
-        return b""
-
-    return wait
+                # The others sleep.
+                wakeup.pass_on(woken)
+            break
+        if woken:
+            return woken
+    return b""
 
 
 def _wait_for_others() -> None:
