@@ -57,7 +57,8 @@ def steps(job_id: uuid.UUID, using: str) -> list[Any]:
     Each run reads them first, and Django takes longer to compile a query than the database to answer this one.
     """
     at = store.of(using)
-    sql = f"SELECT {', '.join(_COLUMNS)}, {at.epoch} AS now FROM jobs_step WHERE job = %s ORDER BY id"
+    columns = ", ".join(_COLUMNS) if at.writes_at_once else "*"
+    sql = f"SELECT {columns}, {at.epoch} AS now FROM jobs_step WHERE job = %s ORDER BY id"
     if not at.writes_at_once:
         own = Step._meta.get_field("job").get_db_prep_value(job_id, connections[using])
         return list(Step.objects.using(using).raw(sql, [own]))
