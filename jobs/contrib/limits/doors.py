@@ -76,6 +76,6 @@ class Limits(Extension):
         prune_rate_limiters(using)
 
     def waits(self, view: Any) -> Iterator[Any]:
-        from jobs.contrib.limits.waiting import waits
+        from jobs.contrib.limits.usage import waits
 
         return waits(view)
