@@ -46,7 +46,8 @@ def prepare() -> None:
     for module in (supervisor, listener):
         module.select = Instead(select, select=base.select)
     listener.Ear = base.Ear
-    states.open = world.open
+    for module in (rescue, states):
+        module.start_of = partial(world.start_of, states.start_of)
     connections._connections = Local()
     world.own = {
         (wakeups, "_notified"): dict,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import heapq
-import io
 import itertools
 import os
 import random
@@ -234,15 +233,9 @@ class World:
         self.actor.process.end()
         self.stop_here()
 
-    def open(self, path: str, *args: Any) -> Any:
-        """``/proc/PID/stat`` of a simulated process, as ``worker_state`` reads it."""
-        pid = path.split("/")[2] if path.startswith("/proc/") else ""
-        if not pid.isdigit() or int(pid) < FIRST_PID:
-            return open(path, *args)
-        if int(pid) not in self.processes:
-            raise FileNotFoundError(path)
-        # The 22nd field is when it began.
-        return io.BytesIO(b"0 (x) S" + b" 0" * 18 + b" " + pid.encode())
+    def start_of(self, real: Callable[[int], int], pid: int) -> int:
+        """When a process began, as ``worker_state`` reads it from ``/proc``; 0 if it is dead."""
+        return real(pid) if pid < FIRST_PID else pid if pid in self.processes else 0
 
 
 class Pipe:

@@ -17,6 +17,7 @@ from celery.platforms import EX_FAILURE
 from celery.worker import autoscale, control
 from celery.worker.state import maybe_shutdown
 from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
 
 from jobs import checks, extensions, store
 from jobs.conf import conf, is_ours
@@ -61,6 +62,8 @@ class NodeStep(bootsteps.StartStopStep):
         for own in (runner.Runner, Claimer, Identity):
             extensions.instead(own)
         extensions.through("around")
+        for alias in conf().DATABASES:
+            connections[alias].ops.compiler("SQLCompiler")
         with suppress(OSError):
             get_pdeathsig()
         # The memory that the processes share stays shared: their garbage collections do not write into it.

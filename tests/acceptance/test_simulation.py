@@ -18,7 +18,7 @@ PLAN = {
     "length": 2.0,
     "limit": 4,
     "often": 60.0,
-    "seed": 3,
+    "seed": 7,
     "until_idle": True,
 }
 EVERY = [kind for part in KINDS.values() for kind in part]

@@ -349,7 +349,7 @@ def test_hot_statements_plan_the_partition_of_what_lives_alone(old_day):
     given = ("NULL", "0.01", f"'{running.pk}'", str(running.lease), str(running.token))
     claim = postgresql.claim_sql("celery", 10, False, False)
     values = {"node": node.pk, "token": 1, "backend": 1}
-    renew = {"token": 2, "ids": [running.pk], "before": running.token}
+    renew = {"token": 2, "id": running.pk, "before": running.token}
     hot = {
         "claim": (claim, values),
         "renew": (postgresql.RENEW, renew),
