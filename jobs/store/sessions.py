@@ -169,7 +169,10 @@ class PlainSession(Session):
         return str(quoted.getquoted().decode())
 
     def send(self, sql: str) -> str | None:
+        from psycopg2.extras import register_default_json
+
         with self._execute(sql) as cursor:
+            register_default_json(cursor, loads=str)
             row = cursor.fetchone() if cursor.description else None
             return None if row is None or row[0] is None else str(row[0])
 

@@ -24,7 +24,7 @@ WITH own AS MATERIALIZED (
     SELECT id FROM jobs_job
     WHERE id = {0} AND state = 'running' AND lease = {1} AND token = {2}
       AND (NOT {3} OR NOT EXISTS (SELECT 1 FROM jobs_cancellation WHERE job = {0}))
-      AND (NOT {3} OR statement_timestamp() < COALESCE({10}, 'infinity'))
+      AND (NOT {3} OR statement_timestamp() < COALESCE({10}::timestamptz, 'infinity'))
     FOR UPDATE
 )
 INSERT INTO jobs_step (job, name, kind, state, lease, result, failures, key, on_cancel, made_at, done_at)

@@ -475,7 +475,7 @@ def test_a_replay_reads_all_steps_with_one_statement():
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="elsewhere each of these takes several statements")
 def test_a_signal_wakes_its_job_with_one_statement_and_is_taken_with_one(node, tmp_path):
     driver.prepares()
-    worker_state.queues = ["celery"]
+    worker_state.queues = [current_app.conf.task_default_queue]
     runner = Runner(current_app._get_current_object(), "here")
     for _ in range(2):
         bodies.waits.delay("k")
