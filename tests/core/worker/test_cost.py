@@ -162,7 +162,7 @@ def test_a_queue_that_is_added_is_claimed_from_at_once(runner, many):
 
 @pytest.mark.parametrize(("woken", "passes_on"), [(ONE, 0), (SOME, 1), (ONE + ONE, 1), (b"", 1)])
 def test_who_was_woken_for_one_job_wakes_nobody_else(runner, woken, passes_on):
-    tasks.noop.delay(1, queue=QUEUE)
+    tasks.noop.apply_async((1,), queue=QUEUE)
     assert runner.run_batch(woken)
     assert unread(runner.wakeup) == passes_on
 
