@@ -171,8 +171,9 @@ class PlainSession(Session):
     def send(self, sql: str) -> str | None:
         from psycopg2.extras import register_default_json
 
-        with self._execute(sql) as cursor:
+        with self._connection.wrap_database_errors, self._connection.create_cursor() as cursor:
             register_default_json(cursor, loads=str)
+            cursor.execute(sql)
             row = cursor.fetchone() if cursor.description else None
             return None if row is None or row[0] is None else str(row[0])
 

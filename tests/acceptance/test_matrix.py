@@ -114,3 +114,5 @@ def test_core_on_the_other_pairs(pair):
 @pytest.mark.skipif("JOBS_TEST_COMBINATION" not in os.environ, reason="noxfile.py runs it, in other environments")
 def test_the_core_in_another_combination_of_releases():
     run_cell("postgres-jobs", "core and not slow", "tests/core")
+    # They send statements past the driver's cursor.
+    run_cell("postgres-jobs", "database and not slow", "tests/contrib/durable", "tests/contrib/aio")

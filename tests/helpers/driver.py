@@ -74,7 +74,12 @@ def notices(raw: Any) -> list[str]:
     return told
 
 
+def is_plain() -> bool:
+    """Whether this is psycopg2."""
+    return connection.vendor == "postgresql" and not IS_3
+
+
 def prepares() -> None:
     """For tests of what psycopg2 does not do."""
-    if connection.vendor == "postgresql" and not IS_3:
+    if is_plain():
         pytest.skip("psycopg2 prepares nothing, and has no pipelines")

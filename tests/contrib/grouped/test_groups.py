@@ -22,7 +22,7 @@ from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job, Marker
 from jobs.store import databases
 from tests import tasks
-from tests.helpers.driver import executed
+from tests.helpers.driver import executed, prepares
 from tests.helpers.harness import effects
 from tests.models import Effect
 
@@ -192,6 +192,7 @@ def nested(key):
 
 @pytest.mark.core
 def test_a_group_sends_its_bodies_and_one_completion(runner, monkeypatch):
+    prepares()
     runner._means[nested.name] = 0.001
     nested.delay_many([(str(n),) for n in range(20)])
     claimed = runner.take()

@@ -16,6 +16,7 @@ from proof.guards import OUT, taken_out
 from tests.conftest import server
 from tests.faults.database import AWAY, ServerTemplate
 from tests.faults.process import Process
+from tests.helpers import driver
 from tests.helpers.harness import Worker, deliver, effects
 from tests.helpers.servers import Postgres, wait_for
 from tests.models import Effect
@@ -110,6 +111,7 @@ def test_the_commit_of_the_completion_need_not_wait_and_the_next_one_does(at_com
 
 
 def test_it_costs_no_round_trip_more(node, monkeypatch):
+    driver.prepares()
     if connection.vendor != "postgresql":
         pytest.skip("there is no such setting")
     sent: list[str] = []

@@ -915,9 +915,10 @@ def explained_generically(sql: str, values: dict) -> str:
 
 def statements_of(action) -> list[str]:
     """What it reads and writes of jobs: what goes past Django's cursor, then the rest as Django says it."""
-    asked, send = [], sessions.Session.send
+    kind, asked = sessions.PlainSession if driver.is_plain() else sessions.Session, []
+    send = kind.send
     with CaptureQueriesContext(connection) as queries, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sessions.Session, "send", lambda session, sql: (asked.append(sql), send(session, sql))[1])
+        patch.setattr(kind, "send", lambda session, sql: (asked.append(sql), send(session, sql))[1])
         action()
     asked += [query["sql"] for query in queries]
     return [sql for sql in asked if "jobs_job" in sql and sql.lstrip().startswith(("SELECT", "UPDATE", "WITH"))]

@@ -11,6 +11,7 @@ from jobs.models import Job, Pause
 from jobs.models.fields import uuid7
 from jobs.store import base, sessions
 from tests import tasks
+from tests.helpers import driver
 from tests.helpers.rows import make
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
@@ -43,6 +44,7 @@ def test_so_many_queues_that_no_statement_takes_them(monkeypatch, most):
 def test_a_look_at_many_queues_reads_a_page_or_two_of_each():
     if connection.vendor != "postgresql":
         pytest.skip("PostgreSQL tells how much it reads")
+    driver.prepares()
     tasks.noop.delay_many([(number,) for number in range(5000)], queue="queue-077")
     Job.objects.bulk_create(Job(id=uuid7(), task="a", queue=queue) for queue in QUEUES[::10] for _ in range(50))
     asked, at = [], store.of("default")
