@@ -91,6 +91,7 @@ def test_what_a_database_decides_where_history_goes_by_the_day():
 def test_what_a_database_decides_on_mariadb():
     """Those that start many workers take their time on the other databases."""
     run_cell("mariadb-jobs", "(core or database) and not slow")
+    run_cell("mariadb-jobs", "database and slow", "tests/contrib/durable/test_faults.py")
 
 
 @pytest.mark.slow

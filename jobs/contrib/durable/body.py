@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import inspect
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial, wraps
 from hashlib import sha256
 from typing import Any
@@ -15,7 +16,7 @@ from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
-from jobs.contrib.durable.history import history_of, is_in_step, suspended
+from jobs.contrib.durable.history import history_of, is_in_step, late, on_thread, suspended
 from jobs.contrib.durable.models import Step
 from jobs.contrib.durable.signals import check_key
 from jobs.errors import LONGEST
@@ -146,9 +147,9 @@ async def astep(self: Any, name: str, function: Callable[..., Any], *args: Any, 
     at least once. A plain function is called in that transaction, on a thread.
     """
     if not iscoroutinefunction(function):
-        return await sync_to_async(step)(self, name, function, *args, **options)
+        return await on_thread(partial(step, self, name, function, *args, **options))
     said = {option: options.pop(option, None) for option in ("retries", "effect", "on_cancel")}
-    if (history := await sync_to_async(history_of)(self)) is None:
+    if (history := await on_thread(partial(history_of, self))) is None:
         return await function(*args, **options)
     call = _athrough_ledger if said["effect"] else _awaited
     undo = None if said["on_cancel"] is None else _undo(said["on_cancel"], args, options)
@@ -182,7 +183,7 @@ def _keyed(function: Callable[..., Any], call: Any, kwargs: dict[str, Any]) -> d
 def _awaitable(method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     async def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return await sync_to_async(method)(self, *args, **kwargs)
+        return await on_thread(partial(method, self, *args, **kwargs))
 
     return call
 
@@ -219,7 +220,11 @@ def wrap(run: Any) -> Any:
 
         @wraps(function)
         async def body(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return _unless_suspended(await call(self, *args, **kwargs))
+            with _isolated(self) as isolation, _in_time(self):
+                if isolation is not None:
+                    # What it asks of the database has the connections of another thread.
+                    await sync_to_async(isolation.watch_connections)()
+                return _unless_suspended(await call(self, *args, **kwargs))
 
     else:
 
@@ -238,10 +243,31 @@ def _unless_suspended(result: Any) -> Any:
     return result
 
 
-def _isolated(task: Any) -> AbstractContextManager[None]:
+@contextmanager
+def _isolated(task: Any) -> Iterator[Any]:
     """What is in no step happens again at each wake: ``JOBS["ISOLATION"]`` says when that writes."""
     isolation, run = sys.modules.get("jobs.contrib.isolation.isolation"), current_run()
     if isolation is None or run is None or run.task.name != task.name:
-        return nullcontext()
-    found: AbstractContextManager[None] = isolation.repeated(lambda: not is_in_step(run))
-    return found
+        yield None
+        return
+    with isolation.repeated(lambda: not is_in_step(run)) as is_watched:
+        yield isolation if is_watched else None
+
+
+@contextmanager
+def _in_time(task: Any) -> Iterator[None]:
+    """A coroutine that waits for something ends at its deadline."""
+    run = current_run()
+    awaited = None if run is None or run.task.name != task.name else vars(run).get("awaited")
+    left = -1.0
+    if awaited is not None and task.deadline is not None:
+        left = (run.job.created_at + task.deadline - timezone.now()).total_seconds()  # type: ignore[union-attr]
+    if left < 0:
+        # Also a run that begins after it: somebody asked for it by hand.
+        yield
+        return
+    timer = asyncio.get_running_loop().call_later(left, awaited.end, late())  # type: ignore[union-attr]
+    try:
+        yield
+    finally:
+        timer.cancel()

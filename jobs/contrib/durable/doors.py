@@ -61,11 +61,18 @@ class Durable(Extension):
         return limit
 
     def completing(self, run: Any) -> Callable[[], None] | None:
-        if getattr(run.job, "batch_id", None) is None:
+        is_child, has_deadline = getattr(run.job, "batch_id", None) is not None, run.task.deadline is not None
+        if not is_child and not has_deadline:
             return None
-        from jobs.contrib.durable import ends
+        from jobs.contrib.durable import ends, history
 
-        return lambda: ends.after_child(run.job)
+        def write() -> None:
+            if has_deadline:
+                history.end_in_time(run)
+            if is_child:
+                ends.after_child(run.job)
+
+        return write
 
     def ended(self, job: Any, error: Mapping[str, Any]) -> Callable[[], None] | None:
         from jobs.contrib.durable import ends

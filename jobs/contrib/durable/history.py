@@ -93,7 +93,27 @@ class _NotOurs(Exception):
 
 
 def is_in_step(run: Run) -> bool:
-    return (found := _of(run)) is not None and found.is_in_step
+    return _in_awaited_step.get() or ((found := _of(run)) is not None and found.is_in_step)
+
+
+async def on_thread(call: Callable[[], Any]) -> Any:
+    """Over the connection of the run, whose session is in the job's row: who takes the job from a zombie ends that."""
+    run = current_run()
+    awaited = None if run is None else vars(run).get("awaited")
+    return await (sync_to_async(call)() if awaited is None else awaited.on_thread(call))
+
+
+def late() -> Cancel:
+    found = Cancel("its deadline is over")
+    found.kind = "Expired"
+    return found
+
+
+def end_in_time(run: Run) -> None:
+    """Called in the transaction that completes a run whose task has a deadline."""
+    history = _of(run) or History(run)
+    if history.deadline is not None and databases.clock(run.using) >= history.deadline:
+        raise late()
 
 
 class History:
@@ -146,7 +166,7 @@ class History:
         on_cancel: dict[str, Any] | None = None,
     ) -> Any:
         """The same, of what is awaited before the transaction."""
-        row = await sync_to_async(self._step)(name, on_cancel)
+        row = await on_thread(partial(self._step, name, on_cancel))
         if row.state == DONE:
             return decoded(row.result)
         try:
@@ -155,11 +175,11 @@ class History:
                 result = await function(row)
             finally:
                 _in_awaited_step.reset(inside)
-            return await sync_to_async(self._commit)(row, lambda: result, heeds=False)
+            return await on_thread(partial(self._commit, row, lambda: result, heeds=False))
         except _OF_THE_JOB:
             raise
         except Exception as exc:
-            await sync_to_async(self._has_failed)(row, exc, retries)
+            await on_thread(partial(self._has_failed, row, exc, retries))
             raise
 
     def _step(self, name: str, on_cancel: dict[str, Any] | None) -> Any:
@@ -316,7 +336,7 @@ class History:
             with transaction.atomic(using=self.using):
                 self._hold()
             # It came in between.
-            raise Cancel("its deadline is over") from None
+            raise late() from None
         except Exception as exc:
             finish.let_end(exc)
             if is_sent and (found := self._committed(row, state)) is not None:
@@ -344,7 +364,7 @@ class History:
         """The signal, the fence, and the row. Where one statement does it, the COMMIT goes with it."""
         is_done = None
         if state == DONE:
-            is_done = write_done(self.job, row, time.monotonic() - row.began, heeds, self._deadline, takes)
+            is_done = write_done(self.job, row, time.monotonic() - row.began, heeds, self.deadline, takes)
         if is_done is not None:
             if not is_done:
                 raise _NotOurs
@@ -362,9 +382,9 @@ class History:
         row = found.select_for_update().values_list("is_asked", "now").first()
         if row is None:
             raise LostLease("this run lost its lease; its step is rolled back")
-        is_late = self._deadline is not None and row[1] >= self._deadline
+        is_late = self.deadline is not None and row[1] >= self.deadline
         if heeds and (row[0] or is_late):
-            raise Cancel("it was asked to end" if row[0] else "its deadline is over")
+            raise Cancel("it was asked to end") if row[0] else late()
 
     def _committed(self, row: Step, state: str) -> Step | None:
         """The answer of a COMMIT can get lost: read the row on a new connection, and believe it."""
@@ -398,7 +418,7 @@ class History:
 
         def write() -> bool:
             with transaction.atomic(using=self.using):
-                done = transitions.suspend(self.job, run_at, waits_for, error, self._deadline)
+                done = transitions.suspend(self.job, run_at, waits_for, error, self.deadline)
                 if done and self.job.state == State.SCHEDULED:
                     self._put(row, state=WAITING, error=error)
                 reach("before_suspend")
@@ -411,7 +431,7 @@ class History:
         return self.suspended
 
     @cached_property
-    def _deadline(self) -> datetime.datetime | None:
+    def deadline(self) -> datetime.datetime | None:
         """When the job is to be cancelled at the latest. What its call said (``expires=``) was about its start."""
         if self.run.task.deadline is None:
             return None

@@ -15,7 +15,7 @@ import re
 import smtplib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from fnmatch import fnmatchcase
 from functools import cache, wraps
@@ -162,19 +162,24 @@ def _mode() -> tuple[str | None, Sequence[str]]:
 
 
 @contextmanager
-def repeated(outside: Callable[[], bool]) -> Iterator[None]:
-    """Watch the body of a durable task, also for what it writes and calls outside of its steps."""
+def repeated(outside: Callable[[], bool]) -> Iterator[bool]:
+    """Watch the body of a durable task, also for what it writes and calls outside of its steps. It yields whether."""
     if _mode()[0] is None:
-        yield
+        yield False
         return
-    with ExitStack() as watched:
-        for connection in connections.all(initialized_only=True):
-            watched.enter_context(connection.execute_wrapper(_watch_writes))
-        before = _outside.set(outside)
-        try:
-            yield
-        finally:
-            _outside.reset(before)
+    watch_connections()
+    before = _outside.set(outside)
+    try:
+        yield True
+    finally:
+        _outside.reset(before)
+
+
+def watch_connections() -> None:
+    """Those of this thread, for good: outside of such a body nothing is found."""
+    for connection in connections.all():
+        if _watch_writes not in connection.execute_wrappers:
+            connection.execute_wrappers.append(_watch_writes)
 
 
 def _watch_writes(execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: Any) -> Any:

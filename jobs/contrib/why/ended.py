@@ -34,6 +34,8 @@ def cancelled(view: View) -> Iterator[Reason]:
     evidence = {"finished_at": job.finished_at, "error": error["type"], "message": error["message"]}
     if error["type"] == "Expired":
         says = gettext("It expired %(ago)s ago: no worker had started it by its expires_at.")
+        if job.started_at is not None:
+            says = gettext("It expired %(ago)s ago: its deadline came before its end.")
         cure = gettext("If it is still wanted: manage.py jobs retry %s") % job.pk
         words = {"ago": view.ago(job.expires_at or job.finished_at)}
         yield Reason("expired", says, cure, words, **evidence, expires_at=job.expires_at)

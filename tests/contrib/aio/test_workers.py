@@ -24,7 +24,7 @@ from tests.helpers.harness import Worker, effects, wait_ended, wait_reached, wai
 from tests.helpers.servers import wait_for
 from tests.models import Effect
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow, pytest.mark.database]
 
 
 async def exists(path, timeout=60.0):

@@ -121,10 +121,19 @@ def onboard_fast(self, key: str):
     self.sleep(0.3)
     answer = self.wait_for(f"approved:{key}", timeout=7 * DAY)
     mails = self.gather([child_effect.s(f"{key}:{friend}") for friend in ("ann", "bob")])
+    self.step("charge", leave, f"{key}:charge")
+    return [seat, answer, mails]
+
+
+@shared_task(bind=True, durable=True, name="tests.durable.deployed")
+def deployed(self, key: str):
+    self.step("reserve", leave, f"{key}:reserve")
+    self.wait_for(f"first:{key}")
     if "JOBS_TEST_NEW_CODE" in os.environ and self.version("new"):
         self.step("new", leave, f"{key}:new")
     self.step("charge", leave, f"{key}:charge")
-    return [seat, answer, mails]
+    self.wait_for(f"second:{key}")
+    self.step("end", leave, f"{key}:end")
 
 
 @shared_task(bind=True, durable=True, name="tests.durable.ten_steps")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import subprocess
@@ -16,7 +15,7 @@ import jobs
 from jobs.contrib.durable.models import Signal, Step
 from jobs.models import Job
 from jobs.testing import assert_idempotent
-from tests.contrib.durable.bodies import onboard_fast, rests, ten_steps, waits
+from tests.contrib.durable.bodies import deployed, onboard_fast, rests, ten_steps, waits
 from tests.helpers.harness import ROOT, Worker, effects, environment, wait_ended, wait_reached
 from tests.helpers.servers import wait_for
 
@@ -110,21 +109,58 @@ def test_ten_steps_with_a_kill_every_second():
 
 
 @pytest.mark.slow
+@pytest.mark.database
+@pytest.mark.parametrize(
+    "at",
+    [
+        # The step that takes the signal, the one that calls the children, the one with their results, the last one.
+        *(f"before_step@{number}" for number in range(2, 6)),
+        "after_step@3",
+        # The wait for the signal, and the one for the children.
+        *("before_suspend@2", "before_suspend@3", "after_suspend@3"),
+        # The child's own completion, before it lets its parent go on.
+        *("after_completion@3", "after_commit@1"),
+    ],
+)
+def test_a_process_that_dies_later_on(at):
+    with Worker(*BODIES, concurrency=1, sync=f"{at}=kill") as worker:
+        result = onboard_fast.delay("a")
+        wait_for_signal("approved:a")
+        jobs.signal("approved:a", 7)
+        [job] = wait_ended(result.id, timeout=60)
+        assert (worker.directory / f"{at.partition('@')[0]}.reached").exists()
+    assert job.state == "succeeded", job.error
+    assert effects() == dict.fromkeys(("a:reserve", "a:ann", "a:bob", "a:charge"), 1)
+
+
+@pytest.mark.slow
+@pytest.mark.database
 def test_old_and_new_code_side_by_side():
-    """A rolling deploy: both know the task, and each step is done once, by whoever comes first."""
-    with Worker(*BODIES, concurrency=1), Worker(*BODIES, concurrency=1, JOBS_TEST_NEW_CODE="1"):
-        results = [onboard_fast.delay(f"{n}") for n in range(6)]
-        for n in range(6):
-            jobs.signal(f"approved:{n}", n)
-        done = wait_ended(*[each.id for each in results], timeout=60)
+    """A rolling deploy: who has gone past the change stays on the old way, and who comes after it takes the new one."""
+
+    def go_on(wait: str, names: str) -> None:
+        for name in names:
+            jobs.signal(f"{wait}:{name}")
+
+    with Worker(*BODIES, concurrency=1) as old:
+        results = [deployed.delay(name) for name in "abc"]
+        for name in "abc":
+            wait_for_signal(f"first:{name}")
+        go_on("first", "a")
+        wait_for_signal("second:a")
+        with Worker(*BODIES, concurrency=1, JOBS_TEST_NEW_CODE="1"):
+            # By whoever comes first.
+            go_on("first", "b")
+            wait_for_signal("second:b")
+            old.stop()
+            go_on("first", "c")
+            wait_for_signal("second:c")
+            go_on("second", "abc")
+            done = wait_ended(*[each.id for each in results], timeout=60)
     assert {job.state for job in done} == {"succeeded"}, [job.error for job in done]
     found = effects()
-    new = {key for key in found if key.endswith(":new")}
-    assert found == {
-        **{f"{n}:{key}": 1 for n in range(6) for key in ("reserve", "ann", "bob", "charge")},
-        **dict.fromkeys(new, 1),
-    }
-    assert os.environ.get("JOBS_TEST_NEW_CODE") is None
+    assert found.pop("b:new", 1) == 1
+    assert found == {**{f"{name}:{key}": 1 for name in "abc" for key in ("reserve", "charge", "end")}, "c:new": 1}
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from asgiref.sync import async_to_sync, sync_to_async
+from asgiref.sync import sync_to_async
 from celery import shared_task
 from django.core import mail
 from django.core.cache import cache
@@ -81,12 +81,9 @@ def inside(self, name: str, **options):
 
 
 @shared_task(bind=True, durable=True, name="tests.durable.async_outside")
-def async_outside(self, name: str):
-    async def body():
-        await self.astep("before", write)
-        await sync_to_async(EFFECTS[name][0])()
-
-    async_to_sync(body)()
+async def async_outside(self, name: str):
+    await self.astep("before", write)
+    await sync_to_async(EFFECTS[name][0])()
 
 
 def state_of(result) -> str:

@@ -7,12 +7,13 @@ import gc
 
 import pytest
 from celery import current_app, shared_task
-from django.db import connection, transaction
+from django.db import OperationalError, connection, transaction
 from django.db.transaction import TransactionManagementError
 from django.test import TestCase
 from django.test.utils import CaptureQueriesContext
 
 import jobs
+from jobs.contrib.durable import history
 from jobs.contrib.durable.history import History
 from jobs.contrib.durable.models import Signal, Step
 from jobs.lifecycle import transitions
@@ -713,3 +714,49 @@ def test_the_sender_wakes_who_waits_and_no_clock_has_to():
     run_jobs()
     jobs.signal("k", 3)
     assert job_of(result).state == "ready"
+
+
+@shared_task(bind=True, durable=True, name="tests.durable.many_steps")
+def many_steps(self, number: int):
+    for each in range(number):
+        self.step("it", int, each)
+
+
+def test_too_many_steps_are_refused_with_the_cure(monkeypatch):
+    monkeypatch.setattr(history, "MOST", 5)
+    fine, too_many = many_steps.delay(5), many_steps.delay(6)
+    with pytest.raises(RuntimeError, match=r"the job has 5 steps.*self\.gather"):
+        run_jobs()
+    run_jobs()
+    assert [job_of(each).state for each in (fine, too_many)] == ["succeeded", "failed"]
+
+
+@shared_task(bind=True, durable=True, name="tests.durable.many_children")
+def many_children(self, number: int):
+    return len(self.gather([tasks.noop.s(each) for each in range(number)]))
+
+
+def test_children_may_be_more_than_one_statement_reads():
+    result = many_children.delay(600)
+    run_jobs()
+    assert job_of(result).result == 600
+
+
+def test_an_answer_that_is_lost_after_the_commit_of_a_step_is_believed(monkeypatch):
+    """The COMMIT went through, and nobody heard of it."""
+    lost = []
+
+    def struck(self, exc_type, *exc):
+        leave = own_exit(self, exc_type, *exc)
+        if exc_type is None and not lost and not connection.in_atomic_block and Step.objects.exists():
+            lost.append(True)
+            raise OperationalError("the answer got lost")
+        return leave
+
+    own_exit = transaction.Atomic.__exit__
+    monkeypatch.setattr(transaction.Atomic, "__exit__", struck)
+    result = many_steps.delay(2)
+    run_jobs()
+    assert lost
+    assert job_of(result).state == "succeeded"
+    assert Step.objects.count() == 2

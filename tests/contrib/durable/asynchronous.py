@@ -1,0 +1,62 @@
+"""Durable tasks that are coroutines, for workers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+from celery import shared_task
+
+from tests.contrib.durable.bodies import DAY, leave, undo
+from tests.tasks import effect as child_effect
+
+
+def finish(key: str, result: list) -> list:
+    leave(f"{key}:end")
+    return result
+
+
+async def fetch(key: str) -> dict:
+    await asyncio.sleep(0.05)
+    return {"text": key}
+
+
+@shared_task(bind=True, durable=True, name="tests.durable.awaits")
+async def awaits(self, key: str):
+    seat = await self.astep("reserve", leave, f"{key}:reserve")
+    text = await self.astep("fetch", fetch, key)
+    await self.asleep(0.3)
+    answer = await self.await_for(f"approved:{key}", timeout=7 * DAY)
+    mails = await self.agather([child_effect.s(f"{key}:{friend}") for friend in ("ann", "bob")])
+    return self.commit(finish, key, [seat, text, answer, mails])
+
+
+async def stay(self, key: str, path: str) -> None:
+    await self.astep("one", leave, f"{key}:one", on_cancel=undo)
+    Path(path).touch()
+    await asyncio.sleep(60)
+
+
+@shared_task(bind=True, durable=True, name="tests.durable.stays", soft_time_limit=2)
+async def stays(self, key: str, path: str):
+    await stay(self, key, path)
+
+
+@shared_task(bind=True, durable=True, name="tests.durable.stays_too_long", deadline=2)
+async def stays_too_long(self, key: str, path: str):
+    await stay(self, key, path)
+
+
+@shared_task(bind=True, durable=True, name="tests.durable.returns_late", deadline=2)
+def returns_late(self, key: str, path: str):
+    self.step("one", leave, f"{key}:one", on_cancel=undo)
+    time.sleep(3)
+    return "it is too late"
+
+
+@shared_task(bind=True, durable=True, name="tests.durable.goes_on_late", deadline=2)
+def goes_on_late(self, key: str, path: str):
+    self.step("one", leave, f"{key}:one", on_cancel=undo)
+    time.sleep(3)
+    self.step("two", leave, f"{key}:two", on_cancel=undo)

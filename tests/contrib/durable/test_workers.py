@@ -1,0 +1,85 @@
+"""Durable tasks in real workers: coroutines in each pool, that die, stand still, are limited and cancelled."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+from django.core.management import call_command
+from django.db import connection
+
+import jobs
+from jobs.models import Job
+from tests.contrib.durable.asynchronous import awaits, goes_on_late, returns_late, stays, stays_too_long
+from tests.helpers.harness import Worker, effects, wait_ended, wait_reached
+from tests.helpers.servers import wait_for
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.timeout(180),
+    pytest.mark.slow,
+    pytest.mark.database,
+]
+
+BODIES = ("-I", "tests.contrib.durable.asynchronous")
+ALL = "reserve", "ann", "bob", "end"
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+def test_many_in_each_pool(pool):
+    with Worker(*BODIES, "-P", pool, concurrency=1):
+        results = [awaits.delay(f"{number}") for number in range(10)]
+        for number in range(10):
+            jobs.signal(f"approved:{number}", number)
+        done = wait_ended(*[each.id for each in results], timeout=60)
+    assert {job.state for job in done} == {"succeeded"}, [job.error for job in done]
+    assert effects() == {f"{number}:{key}": 1 for number in range(10) for key in ALL}
+
+
+@pytest.mark.parametrize("at", ["before_step", "after_step", "before_suspend", "after_suspend"])
+@pytest.mark.parametrize("action", ["kill", "stop"])
+def test_a_process_that_dies_or_stands_still_at_a_step(at, action):
+    if action == "stop" and connection.vendor == "sqlite" and at.startswith("before"):
+        pytest.skip("who stands still in a transaction on SQLite has the file's lock")
+    with Worker(*BODIES, concurrency=1, sync=f"{at}={action}") as first:
+        result = awaits.delay("a")
+        wait_reached(first.directory, at)
+        with Worker(*BODIES, concurrency=1):
+            first.signal(signal.SIGKILL if action == "kill" else signal.SIGSTOP)
+            wait_for(lambda: Job.objects.filter(waits_for="signal:approved:a").exists(), 30, "it waits")
+            jobs.signal("approved:a", 7)
+            wait_for(lambda: Job.objects.filter(pk=result.id, state="succeeded").exists(), 60, "it goes on")
+            first.signal(signal.SIGCONT)
+            time.sleep(0.5)
+    assert effects() == {f"a:{key}": 1 for key in ALL}
+
+
+def test_a_soft_limit_strikes_in_a_coroutine_and_keeps_its_steps(tmp_path):
+    with Worker(*BODIES, concurrency=1):
+        [job] = wait_ended(stays.delay("a", str(tmp_path / "stays")).id)
+    assert (job.state, job.error["type"], effects()) == ("failed", "SoftTimeLimitExceeded", {"a:one": 1})
+
+
+@pytest.mark.parametrize("how", ["cancel", "kill"])
+def test_what_was_done_is_taken_back(how, tmp_path):
+    path = tmp_path / "stays"
+    with Worker(*BODIES, concurrency=1):
+        result = stays_too_long.apply_async(("a", str(path)))
+        wait_for(path.exists, 20, "it stays")
+        call_command("jobs", how, str(result.id))
+        [job] = wait_ended(result.id)
+        wait_for(lambda: "undo a:one" in effects(), 20, "it is taken back")
+    assert job.state == "cancelled"
+    assert effects() == {"a:one": 1, "undo a:one": 1}
+
+
+@pytest.mark.parametrize("task", [stays_too_long, returns_late, goes_on_late])
+def test_a_deadline_ends_what_runs(task, tmp_path):
+    """While it awaits something, at its next step, and at its end."""
+    with Worker(*BODIES, concurrency=1):
+        result = task.delay("a", str(tmp_path / "stays"))
+        [job] = wait_ended(result.id, timeout=20)
+        wait_for(lambda: "undo a:one" in effects(), 20, "it is taken back")
+    assert (job.state, job.error["type"]) == ("cancelled", "Expired")
+    assert effects() == {"a:one": 1, "undo a:one": 1}
