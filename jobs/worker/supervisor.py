@@ -86,7 +86,7 @@ class Supervisor:
         self._asked: dict[tuple[int, uuid.UUID, int], tuple[float, str, str]] = {}
         #: The pool's processes. Of one that is dead: when its parent is told.
         self._processes: dict[int, float] = {}
-        self._last_look = time.monotonic()
+        self._began = self._last_look = time.monotonic()
         #: The database is ours: maintenance may begin.
         self._admitted = threading.Event()
         self._stopping = threading.Event()
@@ -109,7 +109,7 @@ class Supervisor:
         while self._listen(min(next_look, next_heartbeat) - time.monotonic()):
             self._last_look = time.monotonic()
             if time.monotonic() >= next_look:
-                next_look = time.monotonic() + NOTES
+                next_look = time.monotonic() + self._until(NOTES)
                 if has_written:
                     has_written = self._try(self._pass_on)
             if time.monotonic() >= next_heartbeat:
@@ -125,6 +125,13 @@ class Supervisor:
         for thread in threads:
             thread.join(LAST_WAIT)
         self._sign_off()
+
+    def _until(self, pause: float) -> float:
+        """Seconds until such a pause is over, at the same moments for all threads.
+
+        A process that slept is slow until it is warm. Beats keep their distance: others count them.
+        """
+        return pause - (time.monotonic() - self._began) % pause
 
     # The main thread
 
@@ -242,7 +249,7 @@ class Supervisor:
 
     def _watch(self) -> None:
         pause, woke = LOOK, time.monotonic()
-        while not self._stopping.wait(pause):
+        while not self._stopping.wait(self._until(pause)):
             slots = worker_state.occupied()
             pause = LOOK if any(slot.phase != IDLE for slot in slots) else IDLE_LOOK
             stop.end_overdue(self.main_pid)
@@ -340,7 +347,7 @@ class Supervisor:
         self._admitted.wait()
         while not self._stopping.is_set():
             self._take_turn(clock.tick)
-            self._stopping.wait(conf().POLL_INTERVAL)
+            self._stopping.wait(self._until(conf().POLL_INTERVAL))
 
     def _extension(self, run: doors.Thread) -> None:
         self._admitted.wait()
