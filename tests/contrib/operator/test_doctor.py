@@ -144,10 +144,7 @@ def test_tasks_whose_jobs_could_share_a_commit_are_named(monkeypatch):
     assert "grouped=True" in found["commits"]["cure"]
 
 
-def test_tasks_whose_jobs_run_alone_whatever_they_declare_are_not_named(monkeypatch):
-    def nothing(key=None):
-        pass
-
+def test_tasks_whose_jobs_run_alone_whatever_they_declare_are_not_named(monkeypatch, declare):
     monkeypatch.setattr(doctor, "OFTEN", 3)
     at = timezone.now() - datetime.timedelta(minutes=5)
     declared = {
@@ -155,14 +152,14 @@ def test_tasks_whose_jobs_run_alone_whatever_they_declare_are_not_named(monkeypa
         "concurrency": {"concurrency": 5},
         "rate": {"rate": "1000/s"},
         "of_celery": {"rate_limit": "1000/s"},
-        "by_key": {"concurrency": 5, "limit_key": "{key}"},
+        "by_key": {"concurrency": 5, "limit_key": "{user_id}"},
         "expires": {"expires": 60},
-        "lock": {"lock": "{key}"},
+        "lock": {"lock": "{user_id}"},
         "outside": {"atomic": False},
         "by_hand": {},
     }
     limits.set_by_hand("tests.alone.by_hand", 5, None)
-    names = [shared_task(nothing, name=f"tests.alone.{name}", **more).name for name, more in declared.items()]
+    names = [declare(name=f"tests.alone.{name}", **more).name for name, more in declared.items()]
     for name in (*names, "jobs.probe", "tests.alone.gone"):
         for _ in range(4):
             ended(at, ran=0.002, task=name)
