@@ -131,6 +131,8 @@ def divide(using: str) -> bool:
         return False
     if at.is_divided or databases.ask(using, _IS_TIED):
         return False
+    # What an earlier try left would refuse this one.
+    mend(using)
     if not databases.ask(using, _IS_MANY, MOST):
         return _divide(using, None)
     with _alone(using) as is_alone:
