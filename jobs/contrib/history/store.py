@@ -86,6 +86,11 @@ _EARLIER, _BEFORE = "jobs_job_earlier", "finished_at IS NULL OR finished_at < '{
 _WITH_BOUND = f"SELECT conrelid::regclass::text FROM pg_constraint WHERE conname = '{_EARLIER}' AND coninhcount = 0"
 _WITHIN = "id >= %(begin)s AND id < %(end)s"
 _LIKE = "INCLUDING DEFAULTS INCLUDING CONSTRAINTS"
+#: Of the table of the queue: LIKE copies none, and autovacuum would come later in what ended.
+_STORAGE = """
+SELECT ' WITH (' || array_to_string(reloptions, ', ') || ')' FROM pg_class
+WHERE oid = to_regclass(%s) AND reloptions IS NOT NULL
+"""
 
 
 class Divided(PostgreSQL):
@@ -126,6 +131,8 @@ def divide(using: str) -> bool:
         return False
     if at.is_divided or databases.ask(using, _IS_TIED):
         return False
+    # What an earlier try left would refuse this one.
+    mend(using)
     if not databases.ask(using, _IS_MANY, MOST):
         return _divide(using, None)
     with _alone(using) as is_alone:
@@ -189,12 +196,13 @@ def _divide(using: str, since: datetime.datetime | None) -> bool:
     Parameters:
         since: what ends later goes to its partition; None: everything.
     """
+    storage = _storage(using, "jobs_job")
     statements = [
         "LOCK TABLE jobs_job IN ACCESS EXCLUSIVE MODE",
         f"ALTER TABLE jobs_job RENAME TO {LIVE}",
         f"CREATE TABLE jobs_job (LIKE {LIVE} {_LIKE}) PARTITION BY RANGE (finished_at)",
         f"CREATE TABLE {ENDED} (LIKE {LIVE} {_LIKE}) PARTITION BY LIST (state)",
-        f"CREATE TABLE {FAILED} (LIKE {LIVE} {_LIKE})",
+        f"CREATE TABLE {FAILED} (LIKE {LIVE} {_LIKE}){storage}",
         f"CREATE TABLE {DONE} (LIKE {LIVE} {_LIKE}) PARTITION BY RANGE (id)",
         *(grant for (grant,) in databases.ask(using, _GRANTS)),
     ]
@@ -209,7 +217,7 @@ def _divide(using: str, since: datetime.datetime | None) -> bool:
                     statements.append(f"ALTER TABLE {table} ADD CONSTRAINT {new} PRIMARY KEY (id)")
                     continue
                 statements.append(re.sub(r"INDEX \S+ ON (ONLY )?\S+", f"INDEX {new} ON {table}", definition))
-    statements.append(f"CREATE TABLE {REST} (LIKE {DONE} {_LIKE} INCLUDING INDEXES)")
+    statements.append(f"CREATE TABLE {REST} (LIKE {DONE} {_LIKE} INCLUDING INDEXES){storage}")
     if since is None:
         for table, states in ((FAILED, (State.FAILED,)), (REST, BY_DAY)):
             statements.append(f"INSERT INTO {table} SELECT * FROM {LIVE} WHERE state IN ({_values(states)})")
@@ -231,6 +239,11 @@ def _divide(using: str, since: datetime.datetime | None) -> bool:
     at: Any = of(using)
     at.divided = (True, 0.0)
     return True
+
+
+def _storage(using: str, table: str) -> str:
+    """The storage parameters of a table, as CREATE TABLE takes them."""
+    return next((found for (found,) in databases.ask(using, _STORAGE, table)), "")
 
 
 def _values(states: Sequence[State]) -> str:
@@ -279,7 +292,7 @@ def make_day(using: str, day: datetime.date) -> bool:
     try:
         with transaction.atomic(using=using), connections[using].cursor() as cursor:
             cursor.execute(f"SET LOCAL lock_timeout = '{PATIENCE}'")
-            cursor.execute(f"CREATE TABLE {name} (LIKE {DONE} {_LIKE} INCLUDING INDEXES)")
+            cursor.execute(f"CREATE TABLE {name} (LIKE {DONE} {_LIKE} INCLUDING INDEXES){_storage(using, LIVE)}")
             # To attach it would lock and read the rest as well, which has few rows.
             cursor.execute(f"LOCK TABLE {REST} IN ACCESS EXCLUSIVE MODE")
             values = {"begin": first_id(begin), "end": first_id(end)}

@@ -4,7 +4,7 @@ import time
 import uuid
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import closing
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from jobs import extensions, store
 from jobs.checks import driver
-from jobs.conf import celery_app, conf, import_tasks, worker_command
+from jobs.conf import celery_app, conf, import_tasks, own_tasks, worker_command
 from jobs.contrib.operator import problems, statistics, status
 from jobs.idempotency import locks
 from jobs.inspection.counts import paused
@@ -105,12 +105,14 @@ def _examine(queue: str | None, timeout: float | None, is_probed: bool) -> Itera
     yield _locks()
     yield from map(_notifications, conf().DATABASES)
     yield (workers := _workers())
-    for each in problems.of(status.gather(live=True)):
+    seen = status.gather(live=True)
+    for each in problems.of(seen):
         if each.kind == "no_worker":
             continue
         yield Finding(ATTENTION, not problems.kinds()[each.kind].is_fault, each.text, each.command)
     import_tasks(app)
-    yield from _groupable(app)
+    # A job has the key of its task's limit also where somebody took that limit away by hand.
+    yield from _groupable(app, {row["name"] for row in seen.get("limits", ()) if row["kind"] == "task"})
     if is_probed:
         yield _probe(app, queue, timeout or (PROBED if workers.is_well else SOON))
 
@@ -191,7 +193,7 @@ def _workers() -> Finding:
     return Finding("workers", True, f"{len(alive)} alive, on the queues {', '.join(consumed)}")
 
 
-def _groupable(app: Any) -> Iterator[Finding]:
+def _groupable(app: Any, limited: Container[str]) -> Iterator[Finding]:
     """The tasks whose jobs could share a commit, as far as their declarations and the last hour tell."""
     begin = statistics.floor(timezone.now(), statistics.MINUTE) - statistics.HOUR
     ended = statistics.summed(statistics.MINUTE, begin, "task", "state")
@@ -200,7 +202,7 @@ def _groupable(app: Any) -> Iterator[Finding]:
         task = app.tasks.get(name)
         if count < OFTEN or state != State.SUCCEEDED or (name, State.FAILED) in ended:
             continue
-        if getattr(task, "grouped", True) or not task.atomic or task.is_async or "lock" in task.key_templates:
+        if name in limited or not _may_be_grouped(name, task):
             continue
         ran = Counter[str]()
         for row in statistics.of(statistics.MINUTE, begin, task=name, state=state):
@@ -211,6 +213,16 @@ def _groupable(app: Any) -> Iterator[Finding]:
         says = f"each job has a commit of its own. Several could share one: {', '.join(found[:MOST_NAMED])}"
         cure = "If the body touches nothing but the database: @shared_task(grouped=True); docs/howto/fast.md."
         yield Finding("commits", True, says, cure)
+
+
+def _may_be_grouped(name: str, task: Any) -> bool:
+    """Whether the task's declaration allows ``grouped=True``, and its jobs would not run alone nevertheless."""
+    # It is grouped, or it is no job's; and nobody declares ours anew.
+    if getattr(task, "grouped", True) or name in own_tasks():
+        return False
+    if not task.atomic or task.is_async or "lock" in task.key_templates:
+        return False
+    return task.expires is None
 
 
 def _probe(app: Any, queue: str | None, timeout: float) -> Finding:

@@ -6,6 +6,7 @@ import datetime
 import itertools
 import uuid
 from contextlib import contextmanager
+from importlib import import_module
 
 import pytest
 from celery import current_app
@@ -371,6 +372,36 @@ def test_a_look_up_by_id_reads_one_day(old_day):
     assert partition_of(old_day) not in text, text
 
 
+# Autovacuum
+
+
+def storage() -> dict[str, list[str]]:
+    """The storage parameters of each partition that has rows, by its name."""
+    sql = """
+    SELECT relid::regclass::text, coalesce(reloptions, '{}')
+    FROM pg_partition_tree(to_regclass('jobs_job')) JOIN pg_class ON pg_class.oid = relid WHERE isleaf
+    """
+    return {name: sorted(options) for name, options in databases.ask("default", sql)}
+
+
+def test_autovacuum_comes_to_each_partition_as_it_comes_to_the_queue(old_day):
+    migration = import_module("jobs.migrations.0001_initial")
+    wanted = sorted(f"{name}={value}" for name, value in migration.AUTOVACUUM.items())
+    found = storage()
+    assert {partitions.LIVE, partitions.FAILED, partitions.REST, partition_of(old_day), today()} <= set(found)
+    assert all(options == wanted for options in found.values()), found
+
+
+def test_what_a_project_set_for_the_table_holds_for_each_partition(ordinary_table):
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE other.jobs_job SET (autovacuum_vacuum_scale_factor = 0.05)")
+    assert partitions.divide("default")
+    assert partitions.make_days("default", 2, databases.clock("default")) == 3
+    found = storage()
+    assert len(found) == 6
+    assert all(options == ["autovacuum_vacuum_scale_factor=0.05"] for options in found.values()), found
+
+
 # Days
 
 
@@ -384,6 +415,27 @@ def test_days_are_made_ahead_once_whoever_makes_them():
         other = Elsewhere(lambda: partitions.make_day("default", ahead))
         assert other.result() is False
     assert ahead in partitions.days("default")
+
+
+def test_a_week_is_made_ahead():
+    now = databases.clock("default")
+    week = [now.date() + datetime.timedelta(days=number) for number in range(8)]
+    wait_for(lambda: days.prune("default", 1.0) == 0 and set(week) <= {*partitions.days("default")}, 30, "all are made")
+    assert max(partitions.days("default")) == week[-1]
+
+
+def test_a_problem_is_noted_while_fewer_than_two_days_are_left():
+    make_node()
+    now = databases.clock("default")
+    [*_, second] = [made(now.date() + datetime.timedelta(days=number)) for number in (1, 2)]
+
+    def noted() -> list[str]:
+        return [problem.text for problem in problems.of(status.gather(live=True)) if problem.kind == "history"]
+
+    assert noted() == []
+    with connection.cursor() as cursor:
+        cursor.execute(f"DROP TABLE {partition_of(second)}")
+    assert noted() == [f"history has no partition for {second}"]
 
 
 def test_a_day_that_is_missing_is_a_problem_until_it_is_made():
@@ -644,6 +696,8 @@ def test_a_table_is_divided_whole_wherever_the_session_ends(monkeypatch, most):
             before = whole()
 
         def divide() -> None:
+            # As a process that has just begun, in another schema: it remembers nothing.
+            store.of("default").divided = (False, 0.0)
             databases.ask("default", "SELECT set_config('search_path', 'other, public', false)")
             assert partitions.divide("default") or store.of("default").is_divided
 
@@ -655,10 +709,11 @@ def test_a_table_is_divided_whole_wherever_the_session_ends(monkeypatch, most):
                 transaction.set_rollback(True)
         with transaction.atomic():
             databases.ask("default", "SELECT set_config('search_path', 'other, public', true)")
-            assert store.of("default").is_divided
+            assert len(store.of("default").parts("jobs_job")) > 1
             partitions.mend("default")
             left = "SELECT 1 FROM pg_constraint WHERE conname = 'jobs_job_earlier'"
             assert not databases.ask("default", left)
     finally:
+        store.of("default").divided = (False, 0.0)
         with connection.cursor() as cursor:
             cursor.execute("DROP SCHEMA other CASCADE")

@@ -12,6 +12,7 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 from django.utils import timezone
 
+from jobs.contrib.limits import limits
 from jobs.contrib.operator import doctor, statistics
 from jobs.contrib.pauses import pauses
 from jobs.models import Instance, Job
@@ -141,3 +142,27 @@ def test_tasks_whose_jobs_could_share_a_commit_are_named(monkeypatch):
     assert "tests.doctor.quick (4 in an hour" in says
     assert not any(f"tests.doctor.{name}" in says for name in ("slow", "seldom", "fails", "grouped"))
     assert "grouped=True" in found["commits"]["cure"]
+
+
+def test_tasks_whose_jobs_run_alone_whatever_they_declare_are_not_named(monkeypatch, declare):
+    monkeypatch.setattr(doctor, "OFTEN", 3)
+    at = timezone.now() - datetime.timedelta(minutes=5)
+    declared = {
+        "plain": {},
+        "concurrency": {"concurrency": 5},
+        "rate": {"rate": "1000/s"},
+        "of_celery": {"rate_limit": "1000/s"},
+        "by_key": {"concurrency": 5, "limit_key": "{user_id}"},
+        "expires": {"expires": 60},
+        "lock": {"lock": "{user_id}"},
+        "outside": {"atomic": False},
+        "by_hand": {},
+    }
+    limits.set_by_hand("tests.alone.by_hand", 5, None)
+    names = [declare(name=f"tests.alone.{name}", **more).name for name, more in declared.items()]
+    for name in (*names, "jobs.probe", "tests.alone.gone"):
+        for _ in range(4):
+            ended(at, ran=0.002, task=name)
+    statistics.Count().run_once()
+    says = examine("--no-probe")[0]["commits"]["says"]
+    assert says.endswith("Several could share one: tests.alone.plain (4 in an hour, 95 % within 2 ms)"), says
