@@ -409,3 +409,18 @@ def watching():
 def viewer(staff):
     """A client of somebody who may look at jobs and nodes, and do nothing else."""
     return staff("view_job", "view_node")
+
+
+@pytest.fixture
+def held_open():
+    """Somebody's transaction that began before all this, so that nothing is vacuumed."""
+    if connection.vendor != "postgresql":
+        pytest.skip("others forget at once what was changed")
+    other = connection.copy()
+    other.set_autocommit(False)
+    with other.cursor() as cursor:
+        cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        cursor.execute("SELECT count(*) FROM jobs_job")
+    yield
+    other.rollback()
+    other.close()

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from jobs import store
 from jobs.conf import celery_app
 from jobs.contrib.fair import keys
 from jobs.contrib.fair.keys import NO_KEY
@@ -20,14 +21,18 @@ from jobs.contrib.fair.order import Rotation
 from jobs.lifecycle import claims
 from jobs.lifecycle.claims import LOOK, RARELY, SLOW_LOOK
 from jobs.models import CLAIMABLE, WAITING, Job, State
-from jobs.models.columns import ORDER
+from jobs.models.columns import ORDER, POSITION
 from jobs.store import databases
 from jobs.store.base import Claim
 
 #: Seconds for which a queue that was not known to have keys is claimed as one, after a job with a key was met in it.
 KEPT = 60.0
-#: Among so many of the first jobs of a queue those without a key are looked for that were called before it had keys.
+#: So many of the jobs without a key that were called before their queue had keys get a turn at once.
 WINDOW = 200
+#: Of so many keys it is known where the last claim ended.
+PLACES = 20
+#: Seconds. A claim from the start that takes no longer is cheaper than one that heeds places.
+FAST_LOOK = 0.005
 
 
 class FairClaimer(claims.Claimer):
@@ -43,6 +48,8 @@ class FairClaimer(claims.Claimer):
         self._fair_until: dict[tuple[str, str], float] = {}
         self._keyless_until: dict[tuple[str, str], float] = {}
         self._adopt_at: dict[tuple[str, str], float] = {}
+        #: For each database and queue, of some keys: until when a claim begins where the last one ended, and where.
+        self._places: dict[tuple[str, str], dict[str, tuple[float, tuple[Any, ...]]]] = {}
 
     def may_find_more(self, jobs: Sequence[Any], asked: int) -> bool:
         # Each key gave its share, and others may have more.
@@ -60,15 +67,20 @@ class FairClaimer(claims.Claimer):
             return plain
         # From the start on every process is somewhere else.
         key, left = self._turn_at.get(spot) or ("".join(random.choices(string.digits + string.ascii_letters, k=4)), 0)
-        order = Rotation(queue, claim.limit, key, left, keys.weights(queue))
+        places = {key: place for key, (until, place) in self._places.get(spot, {}).items() if now < until}
+        order = Rotation(queue, claim.limit, key, left, keys.weights(queue), places)
         rows: list[Any] = super().take(using, claim._replace(order=order))
         taken = Counter(job.fair_key for job in rows if job.fair_key)
         if taken:
             self._fair_until[spot] = now + KEPT
             self._advance(spot, order, taken)
+            if store.of(using).claims_after:
+                self._note_places(spot, order, rows, time.monotonic() - now)
             has_gone_round = self._turn_at[spot][0] <= key
             if has_gone_round and NO_KEY not in taken and now >= self._adopt_at.get(spot, 0.0):
-                self._adopt_at[spot] = 0.0 if adopt(using, queue) else now + LOOK
+                began = time.monotonic()
+                found = adopt(using, queue)
+                self._adopt_at[spot] = 0.0 if found else began + pause_after(time.monotonic() - began)
         elif rows:
             self._keyless_until[spot] = now + LOOK
         elif (took := time.monotonic() - now) > SLOW_LOOK:
@@ -85,12 +97,40 @@ class FairClaimer(claims.Claimer):
         is_cut = sum(taken.values()) >= order.size and taken[last] < most
         self._turn_at[spot] = last, most - taken[last] if is_cut else 0
 
+    def _note_places(self, spot: tuple[str, str], order: Rotation, rows: Sequence[Any], took: float) -> None:
+        """Where this claim ended in each key; and those at which it looked from the start are looked at so again later.
+
+        A key of which nothing is left keeps its place: the claims that step over it do not read its old entries.
+        """
+        places, last = self._places.setdefault(spot, {}), self._turn_at[spot][0]
+        until = time.monotonic() + pause_after(took) if took > FAST_LOOK else 0.0
+        ended = {job.fair_key: POSITION(job) for job in rows if job.fair_key}
+        for key, (_, place) in places.items():
+            # Within a turn that was cut short no other key was looked at.
+            is_same = bool(order.left) and last == order.key
+            is_before, is_behind = key <= last, key > order.key
+            is_passed = is_before and is_behind if order.key < last else is_before or is_behind
+            if is_passed and not is_same and key not in order.places:
+                places[key] = until, place
+        for key, place in ended.items():
+            places[key] = places[key][0] if key in order.places else until, place
+        while len(places) > PLACES:
+            places.pop(random.choice([*places]))
+
+
+def pause_after(took: float) -> float:
+    """In how many seconds a look that took so long is repeated."""
+    return RARELY * took if took > SLOW_LOOK else LOOK
+
 
 def adopt(using: str, queue: str) -> int:
-    """Let the first jobs that were called before their queue had keys share the turn of those without one."""
+    """Let the first jobs that were called before their queue had keys share the turn of those without one.
+
+    No index has these alone: if there are none, all that wait in the queue are read.
+    """
     rows = Job.objects.using(using)
-    head = rows.filter(CLAIMABLE, queue=queue).order_by(*ORDER).values_list("pk", "fair_key")[:WINDOW]
-    if not (ids := [pk for pk, key in head if key is None]):
+    without = rows.filter(CLAIMABLE, queue=queue, fair_key=None).order_by(*ORDER)
+    if not (ids := list(without.values_list("pk", flat=True)[:WINDOW])):
         return 0
 
     def write() -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
 
@@ -17,6 +17,7 @@ from django.db.models import QuerySet
 from jobs.contrib.fair import store
 from jobs.contrib.fair.models import KEYED
 from jobs.models import Job
+from jobs.models.columns import ORDER
 from jobs.store import databases
 from jobs.store.base import Claim
 
@@ -35,6 +36,7 @@ class Rotation:
         key: where the last claim ended.
         left: how many jobs more that key gets in its turn.
         weights: how many jobs a key gets in a turn, if it is not one.
+        places: of some keys where the last claim ended: only what stands behind it (PostgreSQL).
     """
 
     queue: str
@@ -42,13 +44,14 @@ class Rotation:
     key: str
     left: int
     weights: Mapping[str, int]
+    places: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     def first(self, claim: Claim) -> tuple[str, dict[str, Any]]:
         """What selects the ids that a claim takes, and locks their rows (PostgreSQL)."""
         # One job is taken from the first key that has a free one: what is behind is not looked at.
         order, most = (f"ORDER BY {store.ROUND}", self.size) if self.size > 1 else ("", 1 + SPARE)
-        rows = self._sql(claim, "id", self._share, most, "FOR UPDATE SKIP LOCKED")
-        return rows.format(select="id") + f" {order} LIMIT {self.size}", self._values
+        rows = self._sql(claim, "id", self._share, most, "FOR UPDATE SKIP LOCKED", bool(self.places))
+        return rows.format(select="id") + f" {order} LIMIT {self.size}", {**self._values, **self._known}
 
     def window(self, claim: Claim, columns: str) -> tuple[str, dict[str, Any]]:
         """What selects these columns of the rows that a claim may take, and their ``place``. It locks nothing."""
@@ -65,11 +68,22 @@ class Rotation:
         return {"fair_key": self.key, **(weights if self._is_weighted else {})}
 
     @property
+    def _known(self) -> dict[str, Any]:
+        if not self.places:
+            return {}
+        known, names = sorted(self.places), [f"at_{name}" for name in ORDER]
+        places = [
+            {"key": key, "before": before, **dict(zip(names, map(str, self.places[key]), strict=True))}
+            for before, key in zip(["", *known], known, strict=False)
+        ]
+        return {"fair_places": json.dumps(places), "fair_last": known[-1]}
+
+    @property
     def _is_weighted(self) -> bool:
         return bool(self.weights or self.left)
 
-    def _sql(self, claim: Claim, columns: str, share: str, most: int, lock: str) -> str:
-        return store.rows_sql(claim, columns, share, most, lock, self.left > 0, self._is_weighted)
+    def _sql(self, claim: Claim, columns: str, share: str, most: int, lock: str, is_known: bool = False) -> str:
+        return store.rows_sql(claim, columns, share, most, lock, self.left > 0, self._is_weighted, is_known)
 
     # Elsewhere
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -22,18 +23,46 @@ KEYS = 1000
 #: The index has no other rows.
 WAITS = "state = 'ready' AND held IS NULL AND queue = {queue} AND fair_key IS NOT NULL"
 
-#: Key by key from the place on, and then from the beginning up to it. The operators are those of the index.
+#: The next key behind another. The operators are those of the index.
+_NEXT = """
+SELECT fair_key::text AS key FROM jobs_job
+WHERE {waits} AND fair_key ~>~ {start} {behind} ORDER BY fair_key USING ~<~ LIMIT 1"""
+
+#: The same, where some keys have a place: of those what stands before it is not read. Their rows there are gone, but
+#: the index entries stay as long as somebody keeps an old transaction open. It goes from each to the next.
+_NEXT_KNOWN = f"""
+(SELECT found.key FROM known CROSS JOIN LATERAL (
+    ({_NEXT.replace("{behind}", "AND fair_key ~>~ known.before AND fair_key ~<~ known.key")})
+    UNION ALL
+    (SELECT known.key FROM jobs_job WHERE {{waits}} AND fair_key = known.key
+     AND ({BY_ORDER}) > (known.at_rank, known.at_run_at, known.at_id) ORDER BY {BY_ORDER} LIMIT 1)
+    LIMIT 1
+) AS found WHERE known.key ~>~ {{start}} LIMIT 1)
+UNION ALL
+({_NEXT.replace("{behind}", "AND fair_key ~>~ %(fair_last)s")})
+LIMIT 1"""
+
+#: The keys that have a place, each with the one before it.
+_KNOWN = """known AS (
+    SELECT * FROM jsonb_to_recordset(%(fair_places)s::jsonb)
+        AS known (key text, before text, at_rank smallint, at_run_at timestamptz, at_id uuid)
+), """
+
+#: What joins the place of a key, and what stands behind it.
+_AT = "LEFT JOIN LATERAL (SELECT * FROM known WHERE known.key = turn.key LIMIT 1) AS known ON true"
+_BEHIND = f"""AND ({BY_ORDER}) > (coalesce(known.at_rank, '-32768'::smallint),
+            coalesce(known.at_run_at, '-infinity'), coalesce(known.at_id, '{uuid.UUID(int=0)}'))"""
+
+#: Key by key from the place on, and then from the beginning up to it.
 _KEYS = """
-WITH RECURSIVE step (key, place, is_round) AS (
+WITH RECURSIVE {known} step (key, place, is_round) AS (
     SELECT %(fair_key)s::text, 0, false
     UNION ALL
     SELECT following.key, step.place + 1, following.is_round
     FROM step CROSS JOIN LATERAL (
-        (SELECT fair_key::text AS key, step.is_round FROM jobs_job
-         WHERE {waits} AND fair_key ~>~ step.key ORDER BY fair_key USING ~<~ LIMIT 1)
+        (SELECT key, step.is_round FROM ({next}) AS next)
         UNION ALL
-        (SELECT fair_key::text, true FROM jobs_job
-         WHERE {waits} AND NOT step.is_round ORDER BY fair_key USING ~<~ LIMIT 1)
+        (SELECT key, true FROM ({first}) AS first WHERE NOT step.is_round)
         LIMIT 1
     ) AS following
     WHERE step.place < {most} AND NOT (following.is_round AND following.key {behind} %(fair_key)s)
@@ -43,9 +72,9 @@ WITH RECURSIVE step (key, place, is_round) AS (
 
 #: Of each key the first jobs, in the queue's order.
 _ROWS = """
-FROM turn CROSS JOIN LATERAL (
+FROM turn {at} CROSS JOIN LATERAL (
     SELECT own.*, row_number() OVER () AS number FROM (
-        SELECT {columns} FROM jobs_job WHERE {ready} AND fair_key = turn.key {tasks}
+        SELECT {columns} FROM jobs_job WHERE {ready} AND fair_key = turn.key {behind} {tasks}
         ORDER BY {order} LIMIT {share} {lock}
     ) AS own
 ) AS job"""
@@ -54,7 +83,7 @@ _WEIGHT = "CASE WHEN place = 0 THEN %(fair_left)s::int ELSE coalesce((%(fair_wei
 #: How many of each key: as many rounds as it takes to get as many as are asked for. Who is alone gets all.
 SHARE = "least({size}, turn.weight * ceil({size}.0 / (SELECT sum(weight) FROM turn)))::int"
 #: The order of what a claim takes.
-ROUND = "(number - 1) / weight, place"
+ROUND = "(number - 1) / weight, place, number"
 
 
 #: The keys of a queue, and how many jobs each has waiting, up to a number.
@@ -73,17 +102,19 @@ FROM step WHERE key IS NOT NULL
 _TEXT, _PLAIN = {"using": "USING ~<~", "behind": "~>~"}, {"using": "", "behind": ">"}
 
 
-def rows_sql(claim: Claim, columns: str, share: str, most: int, lock: str, is_left: bool, is_weighted: bool) -> str:
+def rows_sql(
+    claim: Claim, columns: str, share: str, most: int, lock: str, is_left: bool, is_weighted: bool, is_known: bool
+) -> str:
     """The first jobs of the next keys (PostgreSQL); ``{{select}}`` stands for what is selected.
 
     Parameters:
         share: how many of each key.
         most: of how many keys.
         is_left: the turn of the key at which the last claim ended is not over.
+        is_known: some keys have a place.
     """
-    return _rows_sql(
-        claim.queue, bool(claim.without), bool(claim.only), columns, share, most, lock, is_left, is_weighted
-    )
+    tasks = bool(claim.without), bool(claim.only)
+    return _rows_sql(claim.queue, *tasks, columns, share, most, lock, is_left, is_weighted, is_known)
 
 
 @lru_cache(maxsize=1000)
@@ -97,11 +128,18 @@ def _rows_sql(
     lock: str,
     is_left: bool,
     is_weighted: bool,
+    is_known: bool,
 ) -> str:
-    name = literal(queue)
-    words = {"waits": WAITS.format(queue=name), "most": most, "begin": 0 if is_left else 1}
+    name, following = literal(queue), _NEXT_KNOWN if is_known else _NEXT
+    waits = WAITS.format(queue=name)
+    words = {"most": most, "begin": 0 if is_left else 1, "known": _KNOWN if is_known else ""}
+    words |= {
+        "next": following.format(waits=waits, start="step.key", behind=""),
+        "first": following.format(waits=waits, start="''", behind=""),
+    }
     words |= {"behind": "~>=~" if is_left else "~>~", "weight": _WEIGHT if is_weighted else "1"}
     rows = {"columns": columns, "ready": READY.format(queue=name), "order": BY_ORDER, "share": share, "lock": lock}
+    rows |= {"at": _AT, "behind": _BEHIND} if is_known else {"at": "", "behind": ""}
     tasks = (WITHOUT if is_without else "") + (ONLY if is_only else "")
     return _KEYS.format(**words) + "\nSELECT {select}" + _ROWS.format(**rows, tasks=tasks)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import time
+import uuid
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +14,9 @@ from threading import Barrier
 import pytest
 from django.db import connection, connections, transaction
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
+from jobs.contrib.fair import claims as fair
 from jobs.contrib.fair.claims import FairClaimer
 from jobs.contrib.fair.keys import NO_KEY
 from jobs.contrib.fair.order import Rotation
@@ -138,13 +142,19 @@ def pages_of(sql: str, values: dict[str, object]) -> tuple[int, str]:
     return sum(int(each[1]) for each in (hit, read) if each), text
 
 
-def explained(size: int, key: str | None, left: int = 0, weights: dict[str, int] | None = None) -> tuple[int, str]:
+def explained(
+    size: int,
+    key: str | None,
+    left: int = 0,
+    weights: dict[str, int] | None = None,
+    places: dict[str, tuple[object, ...]] | None = None,
+) -> tuple[int, str]:
     """The same of a claim: of the plain one, or of one behind a key."""
     claim = Claim(QUEUE, worker_state.node, size, 1)
     values = {"node": worker_state.node, "token": 1, "backend": 1}
     sql = postgresql.claim_sql(QUEUE, size, False, False)
     if key is not None:
-        first, more = Rotation(QUEUE, size, key, left, weights or {}).first(claim)
+        first, more = Rotation(QUEUE, size, key, left, weights or {}, places or {}).first(claim)
         sql, values = postgresql.CLAIM.format(first=first, columns="id"), values | more
     return pages_of(sql, values)
 
@@ -172,6 +182,98 @@ def test_what_a_key_has_waiting_costs_a_claim_nothing():
     for size, most in ((1, 40), (20, 400)):
         pages, plan = explained(size, "k00000", 2, {"k00000": 3})
         assert pages < most, plan
+
+
+@pytest.fixture
+def slow_look(monkeypatch):
+    """Each look from the start takes long enough to keep a place."""
+    monkeypatch.setattr(fair, "FAST_LOOK", -1.0)
+
+
+@pytest.fixture
+def long_look(monkeypatch, slow_look):
+    """And none is repeated."""
+    monkeypatch.setattr(fair, "LOOK", 3600.0)
+    monkeypatch.setattr(fair, "RARELY", 1e9)
+
+
+@on_postgresql
+@pytest.mark.parametrize("size", [1, 20])
+def test_a_claim_does_not_step_over_what_was_claimed_before(held_open, long_look, size):
+    for key, many in (("big", 3100), ("done", 1000), ("last", 3100)):
+        bodies.of_a_customer.delay_many([(key, number) for number in range(many)])
+    analyze("jobs_job")
+    claimer, new = claims.claimer(None), explained(size, "last")[0]
+    while Job.objects.filter(state="ready").count() > 200:
+        assert claim(100, claimer)
+    left = Counter(Job.objects.filter(state="ready").values_list("fair_key", flat=True))
+    assert {*left} == {"big", "last"}, left
+    places = {key: place for key, (_, place) in claimer._places["default", QUEUE].items()}
+    for key in ("big", "done", "last"):
+        pages, plan = explained(size, key, places=places)
+        assert pages <= 1.5 * new, plan
+        assert explained(size, key)[0] > 2.5 * new, "from the start it would"
+
+
+def test_a_better_row_that_comes_later_is_found_within_a_second(slow_look):
+    for key in "abc":
+        bodies.of_a_customer.delay_many([(key, number) for number in range(300)])
+    claimer = claims.claimer(None)
+    assert {*keys_of(6, 1, claimer)} == {*"abc"}
+    better = bodies.of_a_customer.apply_async(("b", "better"), priority=-1)
+    began, found = time.monotonic(), []
+    while better.id not in found:
+        found += [str(job.pk) for job in claim(1, claimer)]
+        time.sleep(0.02)
+        assert time.monotonic() - began < fair.LOOK + 0.5, "it starves behind a stream of others"
+
+
+@on_postgresql
+@pytest.mark.parametrize("left", [0, 2])
+def test_a_key_that_was_not_looked_at_keeps_its_time(slow_look, left):
+    """Guard: else a better row of a key may never be looked at, if its place is renewed between its turns."""
+    claimer, spot, at = claims.claimer(None), ("default", QUEUE), (0, timezone.now(), uuid.UUID(int=1))
+    for key in "bd":
+        bodies.of_a_customer.delay_many([(key, number) for number in range(3)])
+    claimer._places[spot] = dict.fromkeys("abcde", (0.0, at))
+    claimer._turn_at[spot] = "b", left
+    assert [job.fair_key for job in claim(1, claimer)] == ["b" if left else "d"]
+    renewed = {key for key, (until, _) in claimer._places[spot].items() if until}
+    assert renewed == ({"b"} if left else {*"cd"})
+
+
+@on_postgresql
+def test_a_look_that_is_fast_is_repeated_at_once(monkeypatch):
+    monkeypatch.setattr(fair, "FAST_LOOK", 1e9)
+    bodies.of_a_customer.delay_many([("a", number) for number in range(9)])
+    claimer = claims.claimer(None)
+    assert keys_of(3, 2, claimer) == ["a"] * 6
+    better = bodies.of_a_customer.apply_async(("a", "better"), priority=-1)
+    assert [str(job.pk) for job in claim(1, claimer)] == [better.id]
+
+
+@on_postgresql
+def test_places_leave_no_job_behind(long_look):
+    """Whatever stands before a place is found when nothing is left behind it."""
+    for key in "abc":
+        bodies.of_a_customer.delay_many([(key, number) for number in range(5)])
+    claimer = claims.claimer(None)
+    assert len(claim(10, claimer)) == 10
+    for key in "abc":
+        bodies.of_a_customer.apply_async((key, 9), priority=-1)
+    numbers = [job.args[1] for _ in range(8) for job in claim(1, claimer)]
+    assert 9 not in numbers[:5]
+    assert numbers[5:] == [9, 9, 9]
+
+
+@on_postgresql
+def test_a_process_knows_the_places_of_few_keys(monkeypatch, slow_look):
+    monkeypatch.setattr(fair, "PLACES", 3)
+    for key in "abcdefgh":
+        bodies.of_a_customer.delay_many([(key, number) for number in range(3)])
+    claimer = claims.claimer(None)
+    assert Counter(keys_of(24, 1, claimer)) == dict.fromkeys("abcdefgh", 3)
+    assert len(claimer._places["default", QUEUE]) == 3
 
 
 def test_a_plain_queue_is_claimed_by_the_plain_statement(monkeypatch):
@@ -203,8 +305,11 @@ def test_a_key_may_have_a_larger_share(settings):
     settings.JOBS = {**settings.JOBS, "QUEUES": {QUEUE: {"weights": {"a": 3}}}}
     for key in "abc":
         bodies.of_a_customer.delay_many([(key, number) for number in range(12)])
-    found = keys_of(20)
-    assert {key: found[:20].count(key) for key in "abc"} == {"a": 12, "b": 4, "c": 4}
+    claimer = claims.claimer(None)
+    jobs = [job for _ in range(20) for job in claim(1, claimer)]
+    found = [job.fair_key for job in jobs]
+    assert {key: found.count(key) for key in "abc"} == {"a": 12, "b": 4, "c": 4}
+    assert [job.args[1] for job in jobs if job.fair_key == "a"] == [*range(12)], "within a turn the queue's order holds"
     runs = ["".join(run) for _, run in groupby(found)]
     assert {len(run) for run in runs[1:-1] if run[0] == "a"} == {3}, runs
 
@@ -242,6 +347,25 @@ def test_what_was_called_before_shares_the_turn_of_those_without_a_key():
     Job.objects.filter(fair_key__isnull=False).delete()
     Job.objects.update(fair_key=None)
     assert len(claim(20)) == Job.objects.filter(state="running").count(), "alone they are claimed as before"
+
+
+def test_what_was_called_before_has_its_turn_behind_a_backlog():
+    bodies.of_a_customer.delay_many([("big", number) for number in range(1000)])
+    bodies.of_nobody.delay_many([(number,) for number in range(3)])
+    Job.objects.filter(task=bodies.of_nobody.name).update(fair_key=None)
+    assert keys_of(10).count(NO_KEY) == 3
+
+
+def test_those_without_a_key_are_looked_for_seldom(monkeypatch):
+    """No index has them alone."""
+    bodies.of_a_customer.delay_many([("big", number) for number in range(20)])
+    asked = []
+    monkeypatch.setattr(fair, "adopt", lambda using, queue: asked.append(time.sleep(0.03)) or 0)
+    claimer = claims.claimer(None)
+    began = time.monotonic()
+    keys_of(10, 1, claimer)
+    assert len(asked) == 1
+    assert claimer._adopt_at["default", QUEUE] - began >= 0.03 * fair.RARELY
 
 
 def test_a_queue_that_nobody_named_is_found_by_its_jobs():

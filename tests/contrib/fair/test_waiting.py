@@ -47,6 +47,19 @@ def test_why_says_how_many_start_before_it(alive):
     assert "Its key (none) has 100" in why.first(Job.objects.filter(fair_key=NO_KEY).first().pk)["says"]
 
 
+def test_why_counts_the_larger_share_of_a_key(alive, settings):
+    settings.JOBS = {**settings.JOBS, "QUEUES": {"fair": {"weights": {"a": 3}}}}
+    for key in "ab":
+        bodies.of_a_customer.delay_many([(key, number) for number in range(20)])
+    of_a, of_b = (list(Job.objects.filter(fair_key=key).order_by("pk")) for key in "ab")
+    # Six of its own are two rounds: it starts in the third, as does one more of b before it at the most.
+    found = why.first(of_a[6].pk)["evidence"]
+    assert {name: found[name] for name in ("ahead", "before", "weight")} == {"ahead": 6, "before": 9, "weight": 3}
+    # Two of its own, and of a three in each of three rounds.
+    found = why.first(of_b[2].pk)["evidence"]
+    assert {name: found[name] for name in ("ahead", "before", "weight")} == {"ahead": 2, "before": 11, "weight": 1}
+
+
 def test_what_a_limit_keeps_is_told_by_the_limit(alive):
     bodies.one_of_a_customer.delay_many([("a", number) for number in range(2)])
     assert claims.claimer(None).claim("default", "fair", worker_state.node, 1)

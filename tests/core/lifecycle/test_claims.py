@@ -227,20 +227,6 @@ def test_many_processes_drain_a_queue_and_each_job_is_had_once(node):
 # The place in the queue
 
 
-@pytest.fixture
-def held_open():
-    """Somebody's transaction that began before all this, so that nothing is vacuumed."""
-    on_postgresql()
-    other = connection.copy()
-    other.set_autocommit(False)
-    with other.cursor() as cursor:
-        cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-        cursor.execute("SELECT count(*) FROM jobs_job")
-    yield
-    other.rollback()
-    other.close()
-
-
 def buffers(claimer: Claimer) -> int:
     """How many pages a claim of one row reads."""
     after = claimer._after.get(("default", QUEUE))
