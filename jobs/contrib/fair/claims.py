@@ -29,6 +29,8 @@ from jobs.store.base import Claim
 KEPT = 60.0
 #: So many of the jobs without a key that were called before their queue had keys get a turn at once.
 WINDOW = 200
+#: A look for those that finds none is repeated after so many times the usual pause: each process looks.
+SELDOM = 10
 #: Of so many keys it is known where the last claim ended.
 PLACES = 20
 #: Seconds. A claim from the start that takes no longer is cheaper than one that heeds places.
@@ -80,7 +82,7 @@ class FairClaimer(claims.Claimer):
             if has_gone_round and NO_KEY not in taken and now >= self._adopt_at.get(spot, 0.0):
                 began = time.monotonic()
                 found = adopt(using, queue)
-                self._adopt_at[spot] = 0.0 if found else began + pause_after(time.monotonic() - began)
+                self._adopt_at[spot] = 0.0 if found else began + SELDOM * pause_after(time.monotonic() - began)
         elif rows:
             self._keyless_until[spot] = now + LOOK
         elif (took := time.monotonic() - now) > SLOW_LOOK:
