@@ -93,6 +93,8 @@ class Size(Figure):
             scene.wait(number, seconds)
         skip = completions.count()
         keys = set(scene.fill("idem", drained))
+        # Else a worker waits for the turn of those that were killed here, until they are taken for dead.
+        scene.execute("UPDATE jobs_node SET dead_at = now() WHERE dead_at IS NULL")
         with scene.workers():
             if not scene.wait(skip + drained, seconds):
                 raise RuntimeError(f"{completions.count() - skip} of {drained} jobs ran within {seconds} s")

@@ -1,9 +1,8 @@
-"""The keys with the most jobs, on the dashboard."""
+"""The keys with the most jobs, on the dashboard and beside the limits."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from django.utils.translation import gettext
 
@@ -23,8 +22,8 @@ from jobs.store import databases
 SHOWN = 10
 
 
-def panel(found: Mapping[str, Any]) -> str:
-    """The keys with the most jobs, for the dashboard."""
+def panel(found: Iterable[str]) -> str:
+    """The keys with the most jobs of these queues."""
     queues = []
     for name in found:
         found_keys, weights = waiting(name), keys.weights(name)

@@ -58,6 +58,9 @@ class Fair(Extension):
         return waits(view)
 
     def parts(self, page: str, request: Any, about: Any) -> Mapping[str, str]:
+        if page not in ("dashboard", "limits"):
+            return {}
         from jobs.contrib.fair.admin import panel
+        from jobs.contrib.fair.waiting import in_turns
 
-        return {"panel": panel(about["fair"])} if page == "dashboard" else {}
+        return {"panel": panel(about["fair"] if page == "dashboard" else in_turns())}

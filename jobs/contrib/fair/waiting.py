@@ -13,7 +13,7 @@ from jobs.contrib.fair import keys, store
 from jobs.contrib.fair.keys import NO_KEY
 from jobs.contrib.fair.models import KEYED
 from jobs.contrib.fair.store import KEYS
-from jobs.inspection.counts import MOST, at_least
+from jobs.inspection.counts import MOST, at_least, workers
 from jobs.inspection.times import duration
 from jobs.inspection.view import Reason, View
 from jobs.models import Job, State
@@ -33,6 +33,12 @@ def status(found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     keyed = {name for alias in conf().DATABASES for name in store.keyed(alias, ready)}
     counts = {name: len(waiting(name, 1)) for name in ready if name in keyed}
     return {name: {"keys": count, "capped": count >= KEYS} for name, count in counts.items() if count}
+
+
+def in_turns() -> list[str]:
+    """The queues, of the settings and of the workers, in which keys take turns at the moment."""
+    names = sorted({*conf().QUEUES, *(name for node in workers() for name in node.queues)})
+    return sorted({name for alias in conf().DATABASES for name in store.keyed(alias, names)})
 
 
 def metrics() -> Iterator[tuple[str, str, list[str], Any]]:

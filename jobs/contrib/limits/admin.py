@@ -11,7 +11,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from jobs.admin.base import ReadOnlyAdmin, may, page, why_of
-from jobs.admin.html import time_column, url_of
+from jobs.admin.html import parts, time_column, url_of
 from jobs.conf import loaded_app
 from jobs.contrib.limits import limits
 from jobs.contrib.limits.limits import name_of
@@ -85,8 +85,8 @@ class LimitAdmin(ReadOnlyAdmin):
             row["of"] = name_of(row["name"]) if is_queue else row["name"]
             row["waiting"] = ready(row["name"]) if is_queue else of_task(row["name"])
             row["next"], row["hand"] = duration(row["next_in"]), given.get(row["of"])
-        title = gettext("Limits")
-        return self.render(request, "limits.html", title, rows=rows, form=form, may_set=may(request, "set_limit"))
+        about = {"rows": rows, "form": form, "parts": parts("limits", request, rows)}
+        return self.render(request, "limits.html", gettext("Limits"), **about, may_set=may(request, "set_limit"))
 
     @page("set/", "limit_set", "set_limit")
     def set(self, request: HttpRequest) -> HttpResponse:

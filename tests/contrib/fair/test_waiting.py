@@ -85,6 +85,16 @@ def test_the_dashboard_shows_the_share_of_each_key(admin_client, settings):
     assert first < text.index('<th scope="row">b</th><td data-label="Waiting">5</td><td data-label="Share">25 %</td>')
 
 
+def test_the_page_of_limits_shows_who_takes_turns(admin_client, settings):
+    page = reverse("admin:jobs_limit_changelist")
+    assert "keys take turns" not in admin_client.get(page).content.decode()
+    settings.JOBS = {**settings.JOBS, "QUEUES": {"fair": {"weights": {"a": 3}}}}
+    bodies.of_a_customer.delay_many([(key,) for key in "ab"])
+    text = " ".join(admin_client.get(page).content.decode().split())
+    assert "fair: 2 keys take turns" in text
+    assert '<th scope="row">a</th><td data-label="Waiting">1</td><td data-label="Share">75 %</td>' in text
+
+
 def test_metrics_count_the_keys_of_a_queue():
     bodies.of_a_customer.delay_many([(key,) for key in "aabc"])
     bodies.of_nobody.apply_async((), queue="mail")

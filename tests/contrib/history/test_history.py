@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import itertools
 import uuid
 from contextlib import contextmanager
 from importlib import import_module
@@ -27,7 +26,8 @@ from jobs.maintenance.prune import Prune
 from jobs.models import Action, Job, Marker, RateLimiter
 from jobs.store import databases, postgresql
 from jobs.store.databases import SideDatabase
-from tests.helpers.concurrency import Elsewhere, cut, open_transaction, somebody_waits
+from tests.helpers.concurrency import Elsewhere, open_transaction, somebody_waits
+from tests.helpers.cuts import cut_everywhere
 from tests.helpers.plans import plan
 from tests.helpers.rows import make, make_node
 from tests.helpers.servers import wait_for
@@ -612,39 +612,6 @@ def test_a_server_that_ends_idle_transactions_does_not_end_that_of_who_divides()
 
 
 # The server ends the session before each statement, and before each COMMIT
-
-
-def cut_everywhere(action):
-    """Do it on connections of which the first is cut before its first statement, the next one before its second."""
-    for number in itertools.count(1):
-        points = iter(range(number))
-
-        def reach() -> None:
-            if next(points, None) == number - 1:  # noqa: B023
-                cut()
-
-        def attempt() -> None:
-            connection.ensure_connection()
-            commit = connection._commit
-
-            def note(execute, *given):
-                reach()
-                return execute(*given)
-
-            try:
-                connection._commit = lambda: (reach(), commit())[1]
-                with connection.execute_wrapper(note):
-                    action()
-            finally:
-                del connection._commit
-
-        outcome = Elsewhere(attempt).result()
-        is_over = next(points, None) is not None
-        # What follows a commit may fail without a word.
-        assert outcome is None or not is_over, outcome
-        yield number
-        if is_over:
-            return
 
 
 def whole() -> list[tuple[uuid.UUID, str]]:
