@@ -191,7 +191,7 @@ async def is_over_its_limit(directory):
         Path(directory, "cleaned").touch()
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
 def test_a_hard_limit_cancels_one_body_and_no_process(pool, tmp_path):
     with Worker("-P", pool, concurrency=1):
         other = gated.delay("a", str(tmp_path))
@@ -253,7 +253,7 @@ def test_who_waits_behind_a_blocked_loop_is_over_no_limit():
 # Ends from outside
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
 def test_a_cancelled_job_is_cancelled_where_it_waits(pool, tmp_path):
     with Worker("-P", pool, concurrency=1):
         other, result = gated.delay("a", str(tmp_path)), gated.delay("b", str(tmp_path))

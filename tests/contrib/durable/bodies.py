@@ -6,8 +6,10 @@ import datetime
 import os
 import time
 from contextlib import suppress
+from pathlib import Path
 
 from celery import shared_task
+from django.db import connection
 from django.utils import timezone
 
 from jobs import Snooze
@@ -141,6 +143,40 @@ def ten_steps(self, key: str):
     for number in range(10):
         self.step(f"step {number}", leave, f"{key}:{number}")
         time.sleep(0.02)
+
+
+def hang(path: str, key: str) -> dict:
+    if not Path(path).exists():
+        time.sleep(60)
+    return leave(key)
+
+
+@shared_task(bind=True, durable=True, name="tests.durable.hangs", time_limit=3)
+def hangs(self, key: str, path: str):
+    self.step("one", leave, f"{key}:one")
+    self.step("two", hang, path, f"{key}:two")
+
+
+def lose(path: str, key: str) -> None:
+    leave(key)
+    if not Path(path).exists():
+        Path(path).touch()
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+
+
+@shared_task(bind=True, durable=True, name="tests.durable.loses")
+def loses(self, key: str, path: str):
+    self.step("one", leave, f"{key}:one")
+    self.step("two", lose, path, f"{key}:two")
+
+
+@shared_task(bind=True, durable=True, name="tests.durable.invites")
+def invites(self, key: str):
+    self.step("one", leave, f"{key}:one")
+    mails = self.gather([child_effect.s(f"{key}:{friend}") for friend in ("ann", "bob")])
+    self.step("two", leave, f"{key}:two")
+    return mails
 
 
 def nap(seconds: float) -> None:

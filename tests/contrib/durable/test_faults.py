@@ -15,7 +15,7 @@ import jobs
 from jobs.contrib.durable.models import Signal, Step
 from jobs.models import Job
 from jobs.testing import assert_idempotent
-from tests.contrib.durable.bodies import deployed, onboard_fast, rests, ten_steps, waits
+from tests.contrib.durable.bodies import deployed, invites, onboard_fast, rests, ten_steps, waits
 from tests.helpers.harness import ROOT, Worker, effects, environment, wait_ended, wait_reached
 from tests.helpers.servers import wait_for
 
@@ -165,5 +165,6 @@ def test_old_and_new_code_side_by_side():
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_crash_kit_knows_steps():
-    assert_idempotent(rests, "a")
+@pytest.mark.parametrize("task", [rests, invites], ids=lambda task: task.name)
+def test_the_crash_kit_knows_steps(task):
+    assert_idempotent(task, "a")

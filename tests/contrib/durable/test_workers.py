@@ -12,6 +12,7 @@ from django.db import connection
 import jobs
 from jobs.models import Job
 from tests.contrib.durable.asynchronous import awaits, goes_on_late, returns_late, stays, stays_too_long
+from tests.contrib.durable.bodies import hangs, loses
 from tests.helpers.harness import Worker, effects, wait_ended, wait_reached
 from tests.helpers.servers import wait_for
 
@@ -22,7 +23,7 @@ pytestmark = [
     pytest.mark.database,
 ]
 
-BODIES = ("-I", "tests.contrib.durable.asynchronous")
+BODIES, PLAIN = ("-I", "tests.contrib.durable.asynchronous"), ("-I", "tests.contrib.durable.bodies")
 ALL = "reserve", "ann", "bob", "end"
 
 
@@ -59,6 +60,26 @@ def test_a_soft_limit_strikes_in_a_coroutine_and_keeps_its_steps(tmp_path):
     with Worker(*BODIES, concurrency=1):
         [job] = wait_ended(stays.delay("a", str(tmp_path / "stays")).id)
     assert (job.state, job.error["type"], effects()) == ("failed", "SoftTimeLimitExceeded", {"a:one": 1})
+
+
+def test_a_hard_limit_ends_a_step_and_a_retry_goes_on_there(tmp_path):
+    path = tmp_path / "go"
+    with Worker(*PLAIN, concurrency=1):
+        result = hangs.delay("a", str(path))
+        [job] = wait_ended(result.id)
+        assert (job.state, job.error["type"], effects()) == ("failed", "TimeLimitExceeded", {"a:one": 1})
+        path.touch()
+        call_command("jobs", "retry", str(job.pk))
+        wait_for(lambda: Job.objects.filter(pk=job.pk, state="succeeded").exists(), 30, "it goes on")
+    assert effects() == {"a:one": 1, "a:two": 1}
+
+
+@pytest.mark.skipif("connection.vendor != 'postgresql'", reason="the session ends itself there")
+def test_a_step_whose_session_ends_is_done_by_the_next_run(tmp_path):
+    with Worker(*PLAIN, concurrency=1):
+        [job] = wait_ended(loses.delay("a", str(tmp_path / "lost")).id)
+    assert (job.state, job.node_losses) == ("succeeded", 1)
+    assert effects() == {"a:one": 1, "a:two": 1}
 
 
 @pytest.mark.parametrize("how", ["cancel", "kill"])
