@@ -127,11 +127,12 @@ class Supervisor:
         self._sign_off()
 
     def _until(self, pause: float) -> float:
-        """Seconds until such a pause is over, at the same moments for all threads.
+        """Seconds until all threads that pause so look at one moment, because a process that slept is slow at first.
 
-        A process that slept is slow until it is warm. Beats keep their distance: others count them.
+        Heartbeats are not among them: others take their number for a length of time.
         """
-        return pause - (time.monotonic() - self._began) % pause
+        left = pause - (time.monotonic() - self._began) % pause
+        return left if left > pause / 2 else left + pause
 
     # The main thread
 

@@ -31,7 +31,8 @@ def write(key):
 plain = shared_task(name="tests.cuts.plain")(write)
 grouped = shared_task(name="tests.cuts.grouped", grouped=True)(write)
 relaxed = shared_task(name="tests.cuts.relaxed", synchronous_commit=False)(write)
-fair = shared_task(name="tests.cuts.fair", fair_key="{key}")(write)
+# In a queue of its own: where a key is, keys take turns.
+fair = shared_task(name="tests.cuts.fair", fair_key="{key}", queue="cuts")(write)
 
 
 @pytest.mark.parametrize("task", [plain, grouped, relaxed, fair], ids=lambda task: task.name.rpartition(".")[2])
@@ -40,7 +41,7 @@ def test_an_effect_is_committed_with_its_job_wherever_the_session_ends(node, tas
     settings.JOBS = {**settings.JOBS, "CLAIM_BATCH": 10}
     monkeypatch.setattr("jobs.worker.runner.BATCH_TIME", 100.0)
     monkeypatch.setattr("jobs.contrib.grouped.runner.GROUP_TIME", 60.0)
-    worker_state.queues = [current_app.conf.task_default_queue]
+    worker_state.queues = [current_app.conf.task_default_queue, "cuts"]
     kind = GroupingRunner if task is grouped else extensions.instead(Runner)
 
     def call_and_run() -> None:

@@ -265,6 +265,9 @@ class Bodies:
             self._executor.submit(self._go_on_all, batch)
 
     def _go_on_all(self, batch: list[_Ready]) -> None:
+        for run, _, _ in batch:
+            if run.slot.hard_at:
+                run.slot.limit(0.0, 0.0)
         try:
             self._runner.complete([(run, own) for run, own, _ in batch])
         except Exception:
@@ -314,7 +317,8 @@ class Bodies:
     def _conclude(self, awaited: Awaited, own: Context, steps: pipeline.Steps, task: asyncio.Task[None]) -> None:
         run = awaited.run
         if run.slot.soft_at or run.slot.hard_at:
-            run.slot.limit(0.0, 0.0)
+            # Who was ended by it keeps the hard one, until the thread takes it: the thread may hang.
+            run.slot.limit(0.0, 0.0 if awaited.verdict is None else run.slot.hard_at)
         for timer in awaited.timers.values():
             timer.cancel()
         if task.cancelled():

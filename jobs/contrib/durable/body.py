@@ -146,8 +146,11 @@ async def astep(self: Any, name: str, function: Callable[..., Any], *args: Any, 
     What an ``async def`` function awaits comes before the transaction of the step, which keeps its result: it happens
     at least once. A plain function is called in that transaction, on a thread.
     """
-    if not iscoroutinefunction(function):
+    if not iscoroutinefunction(function) and not options.get("effect"):
         return await on_thread(partial(step, self, name, function, *args, **options))
+    if not iscoroutinefunction(function):
+        # It may take as long as it likes: no transaction is open, and others need the thread.
+        function = sync_to_async(function)
     said = {option: options.pop(option, None) for option in ("retries", "effect", "on_cancel")}
     if (history := await on_thread(partial(history_of, self))) is None:
         return await function(*args, **options)
@@ -221,10 +224,14 @@ def wrap(run: Any) -> Any:
         @wraps(function)
         async def body(self: Any, *args: Any, **kwargs: Any) -> Any:
             with _isolated(self) as isolation, _in_time(self):
-                if isolation is not None:
-                    # What it asks of the database has the connections of another thread.
-                    await sync_to_async(isolation.watch_connections)()
-                return _unless_suspended(await call(self, *args, **kwargs))
+                if isolation is None:
+                    return _unless_suspended(await call(self, *args, **kwargs))
+                # What it asks of the database has the connections of another thread.
+                await sync_to_async(isolation.watch_connections)()
+                try:
+                    return _unless_suspended(await call(self, *args, **kwargs))
+                finally:
+                    await sync_to_async(isolation.unwatch_connections)()
 
     else:
 

@@ -52,6 +52,8 @@ class FairClaimer(claims.Claimer):
         self._adopt_at: dict[tuple[str, str], float] = {}
         #: For each database and queue, of some keys: until when a claim begins where the last one ended, and where.
         self._places: dict[tuple[str, str], dict[str, tuple[float, tuple[Any, ...]]]] = {}
+        #: Which tasks these claims left, and to which they kept.
+        self._without: dict[tuple[str, str], Any] = {}
 
     def may_find_more(self, jobs: Sequence[Any], asked: int) -> bool:
         # Each key gave its share, and others may have more.
@@ -69,6 +71,10 @@ class FairClaimer(claims.Claimer):
             return plain
         # From the start on every process is somewhere else.
         key, left = self._turn_at.get(spot) or ("".join(random.choices(string.digits + string.ascii_letters, k=4)), 0)
+        # What was not to be taken stands before the places, too.
+        if self._without.setdefault(spot, others := (claim.without, claim.only)) != others:
+            self._without[spot] = others
+            self._places.pop(spot, None)
         places = {key: place for key, (until, place) in self._places.get(spot, {}).items() if now < until}
         order = Rotation(queue, claim.limit, key, left, keys.weights(queue), places)
         rows: list[Any] = super().take(using, claim._replace(order=order))

@@ -31,7 +31,7 @@ WHERE {waits} AND fair_key ~>~ {start} {behind} ORDER BY fair_key USING ~<~ LIMI
 #: The same, where some keys have a place: of those what stands before it is not read. Their rows there are gone, but
 #: the index entries stay as long as somebody keeps an old transaction open. It goes from each to the next.
 _NEXT_KNOWN = f"""
-(SELECT found.key FROM known CROSS JOIN LATERAL (
+(SELECT found.key FROM (SELECT * FROM known ORDER BY key USING ~<~) AS known CROSS JOIN LATERAL (
     ({_NEXT.replace("{behind}", "AND fair_key ~>~ known.before AND fair_key ~<~ known.key")})
     UNION ALL
     (SELECT known.key FROM jobs_job WHERE {{waits}} AND fair_key = known.key

@@ -15,7 +15,7 @@ import re
 import smtplib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from fnmatch import fnmatchcase
 from functools import cache, wraps
@@ -173,13 +173,20 @@ def repeated(outside: Callable[[], bool]) -> Iterator[bool]:
         yield True
     finally:
         _outside.reset(before)
+        unwatch_connections()
 
 
 def watch_connections() -> None:
-    """Those of this thread, for good: outside of such a body nothing is found."""
+    """Those of this thread."""
     for connection in connections.all():
-        if _watch_writes not in connection.execute_wrappers:
-            connection.execute_wrappers.append(_watch_writes)
+        # Whoever leaves a block of ``execute_wrapper()`` takes the last one away.
+        connection.execute_wrappers.insert(0, _watch_writes)
+
+
+def unwatch_connections() -> None:
+    for connection in connections.all(initialized_only=True):
+        with suppress(ValueError):
+            connection.execute_wrappers.remove(_watch_writes)
 
 
 def _watch_writes(execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: Any) -> Any:

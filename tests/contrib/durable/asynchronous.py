@@ -60,3 +60,26 @@ def goes_on_late(self, key: str, path: str):
     self.step("one", leave, f"{key}:one", on_cancel=undo)
     time.sleep(3)
     self.step("two", leave, f"{key}:two", on_cancel=undo)
+
+
+def hang(key: str) -> str:
+    time.sleep(60)
+    return key
+
+
+@shared_task(bind=True, durable=True, name="tests.durable.hangs_outside", time_limit=2)
+async def hangs_outside(self, key: str):
+    await self.astep("one", leave, f"{key}:one")
+    await self.astep("two", hang, key, effect=True)
+
+
+@shared_task(bind=True, durable=True, name="tests.durable.hangs_inside", time_limit=2)
+async def hangs_inside(self, key: str):
+    await self.astep("one", leave, f"{key}:one")
+    await self.astep("two", hang, key)
+
+
+@shared_task(bind=True, durable=True, name="tests.durable.two_steps")
+async def two_steps(self, key: str):
+    await self.astep("one", leave, f"{key}:one")
+    await self.astep("two", leave, f"{key}:two")

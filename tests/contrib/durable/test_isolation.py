@@ -7,7 +7,7 @@ from asgiref.sync import sync_to_async
 from celery import shared_task
 from django.core import mail
 from django.core.cache import cache
-from django.db import transaction
+from django.db import connection, transaction
 
 import jobs
 from jobs.contrib.durable.models import Signal
@@ -171,3 +171,16 @@ def test_after_the_body_nothing_is_watched():
         write()
         tasks.effect.delay("k")
         run_jobs()
+
+
+@pytest.mark.parametrize("body", [outside, async_outside])
+def test_a_wrapper_around_the_run_is_left_as_it_was(body):
+    def mine(execute, *given):
+        return execute(*given)
+
+    body.delay("write")
+    with connection.execute_wrapper(mine), isolation("warn"):
+        with pytest.warns(NotIsolatedWarning):
+            run_jobs()
+        assert connection.execute_wrappers == [mine]
+    assert connection.execute_wrappers == []

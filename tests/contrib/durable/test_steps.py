@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import gc
+import time
 
 import pytest
 from celery import current_app, shared_task
@@ -760,3 +761,15 @@ def test_an_answer_that_is_lost_after_the_commit_of_a_step_is_believed(monkeypat
     assert lost
     assert job_of(result).state == "succeeded"
     assert Step.objects.count() == 2
+
+
+@shared_task(bind=True, durable=True, deadline=0.5, name="tests.durable.late_without_steps")
+def late_without_steps(self):
+    time.sleep(0.7)
+
+
+def test_a_deadline_holds_at_the_end_of_a_body_without_steps():
+    result = late_without_steps.delay()
+    run_jobs()
+    job = job_of(result)
+    assert (job.state, job.error["type"]) == ("cancelled", "Expired")

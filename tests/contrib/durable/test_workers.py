@@ -11,7 +11,16 @@ from django.db import connection
 
 import jobs
 from jobs.models import Job
-from tests.contrib.durable.asynchronous import awaits, goes_on_late, returns_late, stays, stays_too_long
+from tests.contrib.durable.asynchronous import (
+    awaits,
+    goes_on_late,
+    hangs_inside,
+    hangs_outside,
+    returns_late,
+    stays,
+    stays_too_long,
+    two_steps,
+)
 from tests.contrib.durable.bodies import hangs, loses
 from tests.helpers.harness import Worker, effects, wait_ended, wait_reached
 from tests.helpers.servers import wait_for
@@ -80,6 +89,18 @@ def test_a_step_whose_session_ends_is_done_by_the_next_run(tmp_path):
         [job] = wait_ended(loses.delay("a", str(tmp_path / "lost")).id)
     assert (job.state, job.node_losses) == ("succeeded", 1)
     assert effects() == {"a:one": 1, "a:two": 1}
+
+
+@pytest.mark.parametrize("task", [hangs_outside, hangs_inside], ids=lambda task: task.name)
+def test_a_step_that_hangs_ends_at_the_hard_limit_and_others_go_on(task):
+    with Worker(*BODIES, concurrency=1):
+        result = task.delay("a")
+        wait_for(lambda: "a:one" in effects(), 20, "it has begun")
+        other = two_steps.delay("b")
+        jobs_ended = wait_ended(result.id, other.id, timeout=60)
+    assert {job.args[0]: job.state for job in jobs_ended} == {"a": "failed", "b": "succeeded"}
+    assert {job.args[0]: (job.error or {}).get("type") for job in jobs_ended} == {"a": "TimeLimitExceeded", "b": None}
+    assert effects() == {"a:one": 1, "b:one": 1, "b:two": 1}
 
 
 @pytest.mark.parametrize("how", ["cancel", "kill"])
