@@ -138,9 +138,14 @@ class PlainSession(Session):
         self.backend = self.raw.info.backend_pid if self.is_direct else None
 
     @contextmanager
-    def _execute(self, sql: str, values: Any = None) -> Iterator[Any]:
+    def _execute(self, sql: str, values: Any = None, as_text: bool = False) -> Iterator[Any]:
         # Django's, which knows the time zone.
         with self._connection.wrap_database_errors, self._connection.create_cursor() as cursor:
+            if as_text:
+                from psycopg2.extras import register_default_json
+
+                # Else psycopg2 decodes JSON.
+                register_default_json(cursor, loads=str)
             cursor.execute(sql, values)
             yield cursor
 
@@ -169,11 +174,7 @@ class PlainSession(Session):
         return str(quoted.getquoted().decode())
 
     def send(self, sql: str) -> str | None:
-        from psycopg2.extras import register_default_json
-
-        with self._connection.wrap_database_errors, self._connection.create_cursor() as cursor:
-            register_default_json(cursor, loads=str)
-            cursor.execute(sql)
+        with self._execute(sql, as_text=True) as cursor:
             row = cursor.fetchone() if cursor.description else None
             return None if row is None or row[0] is None else str(row[0])
 

@@ -127,9 +127,10 @@ class Supervisor:
         self._sign_off()
 
     def _until(self, pause: float) -> float:
-        """Seconds until all threads that pause so look at one moment, because a process that slept is slow at first.
+        """Seconds until the next look.
 
-        Heartbeats are not among them: others take their number for a length of time.
+        All threads look at the same moments: a process that has slept is slow at first, and so it is slow only once.
+        Heartbeats keep pauses of their own, because others count them as time.
         """
         left = pause - (time.monotonic() - self._began) % pause
         return left if left > pause / 2 else left + pause

@@ -317,7 +317,7 @@ class Bodies:
     def _conclude(self, awaited: Awaited, own: Context, steps: pipeline.Steps, task: asyncio.Task[None]) -> None:
         run = awaited.run
         if run.slot.soft_at or run.slot.hard_at:
-            # Who was ended by it keeps the hard one, until the thread takes it: the thread may hang.
+            # A run that was ended keeps its hard limit until the thread takes it: the thread may hang in its step.
             run.slot.limit(0.0, 0.0 if awaited.verdict is None else run.slot.hard_at)
         for timer in awaited.timers.values():
             timer.cancel()

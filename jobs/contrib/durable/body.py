@@ -6,6 +6,7 @@ import asyncio
 import datetime
 import inspect
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial, wraps
@@ -16,7 +17,7 @@ from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
-from jobs.contrib.durable.history import history_of, is_in_step, late, on_thread, suspended
+from jobs.contrib.durable.history import deadline_of, history_of, is_in_step, late, on_thread, suspended
 from jobs.contrib.durable.models import Step
 from jobs.contrib.durable.signals import check_key
 from jobs.errors import LONGEST
@@ -149,7 +150,7 @@ async def astep(self: Any, name: str, function: Callable[..., Any], *args: Any, 
     if not iscoroutinefunction(function) and not options.get("effect"):
         return await on_thread(partial(step, self, name, function, *args, **options))
     if not iscoroutinefunction(function):
-        # It may take as long as it likes: no transaction is open, and others need the thread.
+        # No transaction is open, so it may take long. Others need the thread of the run's connection.
         function = sync_to_async(function)
     said = {option: options.pop(option, None) for option in ("retries", "effect", "on_cancel")}
     if (history := await on_thread(partial(history_of, self))) is None:
@@ -165,15 +166,15 @@ async def _awaited(self: Any, function: Callable[..., Any], args: Any, kwargs: A
 
 async def _athrough_ledger(self: Any, function: Callable[..., Any], args: Any, kwargs: Any, row: Step) -> Any:
     around = _ledger(self, row)
-    call = await sync_to_async(around.__enter__)()
+    call = await on_thread(around.__enter__)
     try:
         if not call.done:
             answer = await function(*args, **_keyed(function, call, kwargs))
-            await sync_to_async(call.answered)(answer)
+            await on_thread(partial(call.answered, answer))
     except BaseException as exc:
-        await sync_to_async(around.__exit__)(type(exc), exc, exc.__traceback__)
+        await on_thread(partial(around.__exit__, type(exc), exc, exc.__traceback__))
         raise
-    await sync_to_async(around.__exit__)(None, None, None)
+    await on_thread(partial(around.__exit__, None, None, None))
     return call.answer
 
 
@@ -265,15 +266,12 @@ def _isolated(task: Any) -> Iterator[Any]:
 def _in_time(task: Any) -> Iterator[None]:
     """A coroutine that waits for something ends at its deadline."""
     run = current_run()
-    awaited = None if run is None or run.task.name != task.name else vars(run).get("awaited")
-    left = -1.0
-    if awaited is not None and task.deadline is not None:
-        left = (run.job.created_at + task.deadline - timezone.now()).total_seconds()  # type: ignore[union-attr]
-    if left < 0:
-        # Also a run that begins after it: somebody asked for it by hand.
+    if run is None or run.task.name != task.name or (deadline := deadline_of(run)) is None:
         yield
         return
-    timer = asyncio.get_running_loop().call_later(left, awaited.end, late())  # type: ignore[union-attr]
+    began: Any = run.job.started_at
+    left = (deadline - began).total_seconds() - (time.monotonic() - run.entered)
+    timer = asyncio.get_running_loop().call_later(left, vars(run)["awaited"].end, late())
     try:
         yield
     finally:

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -28,7 +28,6 @@ from django.db import Error, transaction
 from django.db.models import Exists, OuterRef, Value
 from django.db.models.functions import Concat, Now
 from django.db.transaction import TransactionManagementError
-from django.utils import timezone
 
 from jobs import extensions, store
 from jobs.backend import exception_of
@@ -97,10 +96,25 @@ def is_in_step(run: Run) -> bool:
 
 
 async def on_thread(call: Callable[[], Any]) -> Any:
-    """Over the connection of the run, whose session is in the job's row: who takes the job from a zombie ends that."""
+    """Call it over the run's own connection.
+
+    The job's row names that session, and whoever takes the job from a zombie ends it.
+    """
     run = current_run()
     awaited = None if run is None else vars(run).get("awaited")
     return await (sync_to_async(call)() if awaited is None else awaited.on_thread(call))
+
+
+def deadline_of(run: Run) -> datetime.datetime | None:
+    """When the job is to be cancelled at the latest. What its call said (``expires=``) was about its start.
+
+    None also in a run that began after it: somebody asked for that by hand. The database's clock decides.
+    """
+    if run.task.deadline is None:
+        return None
+    assert run.job.started_at is not None
+    found: datetime.datetime = run.job.created_at + run.task.deadline
+    return found if found > run.job.started_at else None
 
 
 def late() -> Cancel:
@@ -110,11 +124,8 @@ def late() -> Cancel:
 
 
 def end_in_time(run: Run) -> None:
-    """Called in the transaction that completes a run whose task has a deadline."""
-    now = databases.clock(run.using)
-    began = now - datetime.timedelta(seconds=time.monotonic() - run.entered)
-    # What begins after it was asked for by hand.
-    if began < run.job.created_at + run.task.deadline <= now:
+    """Called in the transaction that completes the run. ``Cancel``: the job's deadline is over."""
+    if (deadline := deadline_of(run)) is not None and databases.clock(run.using) >= deadline:
         raise late()
 
 
@@ -126,7 +137,7 @@ class History:
         self._rows = {row.name: row for row in steps(run.job.pk, run.using)}
         #: What earlier runs have written, in this order.
         self._earlier = [row.pk for row in self._rows.values()]
-        self._began = timezone.now()
+        self._deadline = deadline_of(run)
         self._met: Counter[str] = Counter()
         #: The last row of an earlier run that this run has met.
         self._last = 0
@@ -366,7 +377,7 @@ class History:
         """The signal, the fence, and the row. Where one statement does it, the COMMIT goes with it."""
         is_done = None
         if state == DONE:
-            is_done = write_done(self.job, row, time.monotonic() - row.began, heeds, self.deadline, takes)
+            is_done = write_done(self.job, row, time.monotonic() - row.began, heeds, self._deadline, takes)
         if is_done is not None:
             if not is_done:
                 raise _NotOurs
@@ -384,7 +395,7 @@ class History:
         row = found.select_for_update().values_list("is_asked", "now").first()
         if row is None:
             raise LostLease("this run lost its lease; its step is rolled back")
-        is_late = self.deadline is not None and row[1] >= self.deadline
+        is_late = self._deadline is not None and row[1] >= self._deadline
         if heeds and (row[0] or is_late):
             raise Cancel("it was asked to end") if row[0] else late()
 
@@ -420,7 +431,7 @@ class History:
 
         def write() -> bool:
             with transaction.atomic(using=self.using):
-                done = transitions.suspend(self.job, run_at, waits_for, error, self.deadline)
+                done = transitions.suspend(self.job, run_at, waits_for, error, self._deadline)
                 if done and self.job.state == State.SCHEDULED:
                     self._put(row, state=WAITING, error=error)
                 reach("before_suspend")
@@ -431,15 +442,6 @@ class History:
 
         self.suspended = Suspended(text, write)
         return self.suspended
-
-    @cached_property
-    def deadline(self) -> datetime.datetime | None:
-        """When the job is to be cancelled at the latest. What its call said (``expires=``) was about its start."""
-        if self.run.task.deadline is None:
-            return None
-        found = self.job.created_at + self.run.task.deadline
-        # A run that begins after it was asked for by hand.
-        return found if found > self._began else None
 
     def _lost(self, exc: Exception) -> Suspended:
         error = finish.entry(self.run, exc)

@@ -9,13 +9,13 @@ from django.db import connections
 from jobs.conf.logs import logger
 from jobs.doors import Extension
 
-#: Of which tasks the log of this process says it, and of which databases.
+#: The tasks and databases of which this process has said it.
 _said: set[tuple[str, str, str]] = set()
 
 TEXT = (
     "%s was called in a transaction of %r, and its job is in %r, which commits it at once: the job stays if that "
-    "transaction is rolled back. Call it with apply_async(using=%r) if %r is one of JOBS['DATABASES'], or "
-    "after its commit"
+    "transaction is rolled back. Call it with apply_async(using=%r) if %r is one of JOBS['DATABASES']. Else call it "
+    "when that transaction has committed"
 )
 
 

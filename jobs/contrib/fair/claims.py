@@ -52,7 +52,7 @@ class FairClaimer(claims.Claimer):
         self._adopt_at: dict[tuple[str, str], float] = {}
         #: For each database and queue, of some keys: until when a claim begins where the last one ended, and where.
         self._places: dict[tuple[str, str], dict[str, tuple[float, tuple[Any, ...]]]] = {}
-        #: Which tasks these claims left, and to which they kept.
+        #: The tasks that the last claim left out, and those to which it was limited.
         self._without: dict[tuple[str, str], Any] = {}
 
     def may_find_more(self, jobs: Sequence[Any], asked: int) -> bool:
@@ -71,7 +71,7 @@ class FairClaimer(claims.Claimer):
             return plain
         # From the start on every process is somewhere else.
         key, left = self._turn_at.get(spot) or ("".join(random.choices(string.digits + string.ascii_letters, k=4)), 0)
-        # What was not to be taken stands before the places, too.
+        # Jobs of tasks that the last claim left out stand before the places.
         if self._without.setdefault(spot, others := (claim.without, claim.only)) != others:
             self._without[spot] = others
             self._places.pop(spot, None)

@@ -163,7 +163,10 @@ def _mode() -> tuple[str | None, Sequence[str]]:
 
 @contextmanager
 def repeated(outside: Callable[[], bool]) -> Iterator[bool]:
-    """Watch the body of a durable task, also for what it writes and calls outside of its steps. It yields whether."""
+    """Watch the body of a durable task, also for what it writes and calls outside of its steps.
+
+    It yields whether it watches.
+    """
     if _mode()[0] is None:
         yield False
         return
@@ -177,9 +180,9 @@ def repeated(outside: Callable[[], bool]) -> Iterator[bool]:
 
 
 def watch_connections() -> None:
-    """Those of this thread."""
+    """Watch what this thread asks of the databases."""
     for connection in connections.all():
-        # Whoever leaves a block of ``execute_wrapper()`` takes the last one away.
+        # Django's ``execute_wrapper()`` removes the last one at its end, so this one comes first.
         connection.execute_wrappers.insert(0, _watch_writes)
 
 

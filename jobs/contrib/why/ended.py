@@ -35,9 +35,9 @@ def cancelled(view: View) -> Iterator[Reason]:
     if error["type"] == "Expired":
         says = gettext("It expired %(ago)s ago: no worker had started it by its expires_at.")
         if job.started_at is not None:
-            says = gettext("It expired %(ago)s ago: its deadline came before its end.")
+            says = gettext("It expired %(ago)s ago: %(error)s.")
         cure = gettext("If it is still wanted: manage.py jobs retry %s") % job.pk
-        words = {"ago": view.ago(job.expires_at or job.finished_at)}
+        words = {"ago": view.ago(job.expires_at or job.finished_at), "error": error["message"]}
         yield Reason("expired", says, cure, words, **evidence, expires_at=job.expires_at)
     else:
         says = gettext("It was cancelled %(ago)s ago: %(error)s.")

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from pathlib import Path
 
 from celery import shared_task
+from django.db import connection
 
+from jobs.lifecycle import transitions
 from tests.contrib.durable.bodies import DAY, leave, undo
 from tests.tasks import effect as child_effect
 
 
 def finish(key: str, result: list) -> list:
-    leave(f"{key}:end")
+    leave(f"{key}:charge")
     return result
 
 
@@ -24,12 +27,13 @@ async def fetch(key: str) -> dict:
 
 @shared_task(bind=True, durable=True, name="tests.durable.awaits")
 async def awaits(self, key: str):
+    """As ``onboard_fast``."""
     seat = await self.astep("reserve", leave, f"{key}:reserve")
-    text = await self.astep("fetch", fetch, key)
+    await self.astep("fetch", fetch, key)
     await self.asleep(0.3)
     answer = await self.await_for(f"approved:{key}", timeout=7 * DAY)
     mails = await self.agather([child_effect.s(f"{key}:{friend}") for friend in ("ann", "bob")])
-    return self.commit(finish, key, [seat, text, answer, mails])
+    return self.commit(finish, key, [seat, answer, mails])
 
 
 async def stay(self, key: str, path: str) -> None:
@@ -83,3 +87,21 @@ async def hangs_inside(self, key: str):
 async def two_steps(self, key: str):
     await self.astep("one", leave, f"{key}:one")
     await self.astep("two", leave, f"{key}:two")
+
+
+@shared_task(bind=True, durable=True, name="tests.durable.calls_out")
+async def calls_out(self, key: str):
+    await self.astep("call", fetch, key, effect=True)
+
+
+if "TEST_SESSIONS" in os.environ:
+    hold = transitions.hold
+
+    def note_session(job):
+        """Whether the job is held over the session that its row names."""
+        with connection.cursor() as cursor, Path(os.environ["TEST_SESSIONS"]).open("a") as file:
+            cursor.execute("SELECT backend = pg_backend_pid() FROM jobs_job WHERE id = %s", [job.pk])
+            print(cursor.fetchone()[0], file=file)
+        return hold(job)
+
+    transitions.hold = note_session

@@ -15,13 +15,14 @@ import jobs
 from jobs.contrib.durable.models import Signal, Step
 from jobs.models import Job
 from jobs.testing import assert_idempotent
+from tests.contrib.durable.asynchronous import awaits
 from tests.contrib.durable.bodies import deployed, invites, onboard_fast, rests, ten_steps, waits
 from tests.helpers.harness import ROOT, Worker, effects, environment, wait_ended, wait_reached
 from tests.helpers.servers import wait_for
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(180)]
 
-BODIES = ("-I", "tests.contrib.durable.bodies")
+BODIES = ("-I", "tests.contrib.durable.bodies,tests.contrib.durable.asynchronous")
 
 
 def wait_for_signal(key: str, **more) -> None:
@@ -32,11 +33,12 @@ def wait_for_signal(key: str, **more) -> None:
 @pytest.mark.database
 @pytest.mark.parametrize("at", ["before_step", "after_step", "before_suspend", "after_suspend"])
 @pytest.mark.parametrize("action", ["kill", "stop"])
-def test_a_process_that_dies_or_stands_still_at_a_step(at, action):
+@pytest.mark.parametrize("task", [onboard_fast, awaits], ids=lambda task: task.name)
+def test_a_process_that_dies_or_stands_still_at_a_step(task, at, action):
     if action == "stop" and connection.vendor == "sqlite" and at.startswith("before"):
         pytest.skip("who stands still in a transaction on SQLite has the file's lock")
     with Worker(*BODIES, concurrency=1, sync=f"{at}={action}") as first:
-        result = onboard_fast.delay("a")
+        result = task.delay("a")
         wait_reached(first.directory, at)
         with Worker(*BODIES, concurrency=1):
             first.signal(signal.SIGKILL if action == "kill" else signal.SIGSTOP)

@@ -1,18 +1,15 @@
-"""Durable tasks in real workers: coroutines in each pool, that die, stand still, are limited and cancelled."""
+"""Durable tasks in real workers: coroutines in each pool, limits, deadlines, and ends from outside."""
 
 from __future__ import annotations
 
-import signal
-import time
-
 import pytest
 from django.core.management import call_command
-from django.db import connection
 
 import jobs
 from jobs.models import Job
 from tests.contrib.durable.asynchronous import (
     awaits,
+    calls_out,
     goes_on_late,
     hangs_inside,
     hangs_outside,
@@ -22,7 +19,7 @@ from tests.contrib.durable.asynchronous import (
     two_steps,
 )
 from tests.contrib.durable.bodies import hangs, loses
-from tests.helpers.harness import Worker, effects, wait_ended, wait_reached
+from tests.helpers.harness import Worker, effects, wait_ended
 from tests.helpers.servers import wait_for
 
 pytestmark = [
@@ -33,7 +30,7 @@ pytestmark = [
 ]
 
 BODIES, PLAIN = ("-I", "tests.contrib.durable.asynchronous"), ("-I", "tests.contrib.durable.bodies")
-ALL = "reserve", "ann", "bob", "end"
+ALL = "reserve", "ann", "bob", "charge"
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
@@ -47,22 +44,13 @@ def test_many_in_each_pool(pool):
     assert effects() == {f"{number}:{key}": 1 for number in range(10) for key in ALL}
 
 
-@pytest.mark.parametrize("at", ["before_step", "after_step", "before_suspend", "after_suspend"])
-@pytest.mark.parametrize("action", ["kill", "stop"])
-def test_a_process_that_dies_or_stands_still_at_a_step(at, action):
-    if action == "stop" and connection.vendor == "sqlite" and at.startswith("before"):
-        pytest.skip("who stands still in a transaction on SQLite has the file's lock")
-    with Worker(*BODIES, concurrency=1, sync=f"{at}={action}") as first:
-        result = awaits.delay("a")
-        wait_reached(first.directory, at)
-        with Worker(*BODIES, concurrency=1):
-            first.signal(signal.SIGKILL if action == "kill" else signal.SIGSTOP)
-            wait_for(lambda: Job.objects.filter(waits_for="signal:approved:a").exists(), 30, "it waits")
-            jobs.signal("approved:a", 7)
-            wait_for(lambda: Job.objects.filter(pk=result.id, state="succeeded").exists(), 60, "it goes on")
-            first.signal(signal.SIGCONT)
-            time.sleep(0.5)
-    assert effects() == {f"a:{key}": 1 for key in ALL}
+@pytest.mark.skipif("connection.vendor != 'postgresql'", reason="a job's row names its session there")
+def test_the_ledger_of_an_awaited_call_is_written_over_the_session_of_the_run(tmp_path):
+    with Worker(*BODIES, concurrency=1, TEST_SESSIONS=str(tmp_path / "sessions")):
+        [job] = wait_ended(calls_out.delay("a").id)
+    assert job.state == "succeeded", job.error
+    # Before the call, and with its answer.
+    assert (tmp_path / "sessions").read_text().split() == ["True", "True"]
 
 
 def test_a_soft_limit_strikes_in_a_coroutine_and_keeps_its_steps(tmp_path):
