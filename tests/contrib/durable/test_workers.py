@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from django.core.management import call_command
+from django.db import connection
 
 import jobs
 from jobs.models import Job
@@ -44,7 +45,7 @@ def test_many_in_each_pool(pool):
     assert effects() == {f"{number}:{key}": 1 for number in range(10) for key in ALL}
 
 
-@pytest.mark.skipif("connection.vendor != 'postgresql'", reason="a job's row names its session there")
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="a job's row names its session there")
 def test_the_ledger_of_an_awaited_call_is_written_over_the_session_of_the_run(tmp_path):
     with Worker(*BODIES, concurrency=1, TEST_SESSIONS=str(tmp_path / "sessions")):
         [job] = wait_ended(calls_out.delay("a").id)
@@ -71,7 +72,7 @@ def test_a_hard_limit_ends_a_step_and_a_retry_goes_on_there(tmp_path):
     assert effects() == {"a:one": 1, "a:two": 1}
 
 
-@pytest.mark.skipif("connection.vendor != 'postgresql'", reason="the session ends itself there")
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="the session ends itself there")
 def test_a_step_whose_session_ends_is_done_by_the_next_run(tmp_path):
     with Worker(*PLAIN, concurrency=1):
         [job] = wait_ended(loses.delay("a", str(tmp_path / "lost")).id)
