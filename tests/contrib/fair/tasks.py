@@ -14,6 +14,11 @@ def of_a_customer(customer, number=0):
     Effect.objects.create(key=f"{customer}:{number}", pid=os.getpid())
 
 
+@shared_task(fair_key="{customer}", queue="fair")
+def another_of_a_customer(customer, number=0):
+    Effect.objects.create(key=f"{customer}:{number}", pid=os.getpid())
+
+
 @shared_task(queue="fair")
 def of_nobody(number=0):
     Effect.objects.create(key=f"-:{number}", pid=os.getpid())

@@ -243,6 +243,22 @@ def test_a_key_that_was_not_looked_at_keeps_its_time(slow_look, left):
 
 
 @on_postgresql
+def test_what_a_claim_left_out_is_looked_for_from_the_start(slow_look):
+    """Guard: else jobs of a task that may run again stand before the place of their key."""
+    first, second = bodies.of_a_customer, bodies.another_of_a_customer
+    for task in (first, second):
+        task.delay_many([("a", number) for number in range(3)])
+    # Else a claim of all would look from the start, because nothing else is left.
+    second.delay_many([("b", number) for number in range(9)])
+    claimer, node = claims.claimer(None), worker_state.node
+    [job] = claimer.take("default", Claim(QUEUE, node, 1, 1, without=[first.name]))
+    while job.fair_key != "a":
+        [job] = claimer.take("default", Claim(QUEUE, node, 1, 1, without=[first.name]))
+    found = [claimer.take("default", Claim(QUEUE, node, 1, 2)) for _ in range(2)]
+    assert [first.name] == [job.task for [job] in found if job.fair_key == "a"]
+
+
+@on_postgresql
 def test_a_look_that_is_fast_is_repeated_at_once(monkeypatch):
     monkeypatch.setattr(fair, "FAST_LOOK", 1e9)
     bodies.of_a_customer.delay_many([("a", number) for number in range(9)])
