@@ -686,11 +686,11 @@ def test_what_tells_of_the_children_is_in_the_queue_of_the_parent():
 
 
 def test_a_run_takes_its_history_along():
-    before = len([each for each in gc.get_objects() if isinstance(each, History)])
+    before = len([each for each in gc.get_objects() if type(each) is History])
     bodies.steps.delay(["a"])
     run_jobs()
     gc.collect()
-    assert len([each for each in gc.get_objects() if isinstance(each, History)]) <= before
+    assert len([each for each in gc.get_objects() if type(each) is History]) <= before
 
 
 def test_what_is_raised_at_the_commit_of_a_step_is_told(caplog):
