@@ -42,43 +42,59 @@ class Limits(Figure):
     def measure(
         self, scene: Scene, number: int = 0, keys: int = 0, seconds: float = 0, **options: Any
     ) -> dict[str, float | None]:
-        from django.db import transaction
-        from django.db.models.functions import Now
-
         from benchmarks.project.celery import app
         from jobs.contrib.limits.claims import LimitedClaimer
-        from jobs.lifecycle.claims import Claimer
-        from jobs.models import Job, Node
 
         def body(key: int) -> None:
             """Never run: only the claims are measured."""
 
-        limited = app.task(name="limited", lazy=False, concurrency=1, limit_key="{key}")(body)
-        random.seed(1)
+        limited = app.task(name="limited", lazy=False, queue="limited", concurrency=1, limit_key="{key}")(body)
         found: dict[str, float | None] = {}
         for size in SIZES:
-            scene.empty()
-            node = uuid.uuid4()
-            Node.objects.create(pk=node, hostname="here", pid=1)
-            order = [(each % keys,) for each in range(number)]
-            random.shuffle(order)
-            for task, queue in ((scene.task("noop"), "plain"), (limited, "limited")):
-                for first in range(0, number, 10_000):
-                    with transaction.atomic():
-                        task.delay_many(order[first : first + 10_000], queue=queue)
-            scene.execute("VACUUM ANALYZE jobs_job")
-            scene.finish()
-            claimers = {"plain": Claimer(), "limited": LimitedClaimer(app)}
-            times: dict[str, list[float]] = {queue: [] for queue in claimers}
-            deadline = time.monotonic() + seconds
-            while time.monotonic() < deadline:
-                for queue, claimer in claimers.items():
-                    began = time.perf_counter()
-                    jobs = claimer.claim("default", queue, node, size)
-                    times[queue].append(time.perf_counter() - began)
-                    rows = Job.objects.filter(pk__in=[job.pk for job in jobs])
-                    rows.update(state="succeeded", finished_at=Now(), error=None)
-            for queue in claimers:
-                found[f"{queue}_{size}_ms"] = 1e3 * median(times[queue])
-            found[f"ratio_{size}"] = median(times["limited"]) / median(times["plain"])
+            plain, other = compare(scene, limited, LimitedClaimer(app), number, keys, seconds, size)
+            found |= {f"plain_{size}_ms": plain, f"limited_{size}_ms": other, f"ratio_{size}": other / plain}
         return found
+
+
+def compare(
+    scene: Scene, keyed: Any, claimer: Any, number: int, keys: int, seconds: float, size: int
+) -> tuple[float, float]:
+    """Claim in turn from a queue without keys and, by this claimer, from that of a task with so many.
+
+    Parameters:
+        number: jobs in each queue.
+        size: jobs of a claim.
+
+    Returns:
+        The medians of both, in milliseconds.
+    """
+    from django.db import transaction
+    from django.db.models.functions import Now
+
+    from jobs.lifecycle.claims import Claimer
+    from jobs.models import Job, Node
+
+    scene.empty()
+    random.seed(size)
+    node = uuid.uuid4()
+    Node.objects.create(pk=node, hostname="here", pid=1)
+    order = [(each % keys,) for each in range(number)]
+    random.shuffle(order)
+    claimers = {"plain": (scene.task("noop"), Claimer()), keyed.queue: (keyed, claimer)}
+    for queue, (task, _) in claimers.items():
+        for first in range(0, number, 10_000):
+            with transaction.atomic():
+                task.delay_many(order[first : first + 10_000], queue=queue)
+    scene.execute("VACUUM ANALYZE jobs_job")
+    scene.finish()
+    times: dict[str, list[float]] = {queue: [] for queue in claimers}
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        for queue, (_, each) in claimers.items():
+            began = time.perf_counter()
+            jobs = each.claim("default", queue, node, size)
+            times[queue].append(time.perf_counter() - began)
+            rows = Job.objects.filter(pk__in=[job.pk for job in jobs])
+            rows.update(state="succeeded", finished_at=Now(), error=None)
+    plain, other = (1e3 * median(found) for found in times.values())
+    return plain, other

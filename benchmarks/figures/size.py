@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -11,7 +12,8 @@ from benchmarks.figures.figure import Column, Figure
 from benchmarks.goals import Goal
 from benchmarks.scene import Scene, quantile
 
-ROWS = 1_000_000
+#: So many of each kind.
+ROWS = int(os.environ.get("BENCH_ROWS", 2_000_000)) // 2
 
 #: A queue that is paused.
 WAITING = "waiting"
@@ -21,7 +23,7 @@ _COPY = """
 INSERT INTO jobs_job ({columns})
 SELECT {values}
 FROM jobs_job AS one, generate_series(1, %s) AS number,
-    LATERAL (SELECT number * interval '50 ms' + interval '1 hour' AS ago, md5(number::text || %s) AS drawn) AS many
+    LATERAL (SELECT number * interval '50 ms' + interval '{ago}' AS ago, md5(number::text || %s) AS drawn) AS many
 WHERE one.id = %s
 """
 
@@ -120,7 +122,13 @@ def _fill(scene: Scene, rows: int) -> None:
     pauses.pause(WAITING)
     task = scene.task("noop")
     waiting = task.apply_async((1,), queue=WAITING)
-    finished = task.delay(1)
+    copy_finished(scene, rows)
+    _copy(scene, waiting.id, rows)
+
+
+def copy_finished(scene: Scene, rows: int, ago: str = "1 hour") -> None:
+    """Run a job, and make so many copies of its row, which ended so long ago and earlier."""
+    finished = scene.task("noop").delay(1)
     with scene.workers():
         if not scene.wait(1, 1):
             raise RuntimeError("the job that is copied did not run")
@@ -129,11 +137,10 @@ def _fill(scene: Scene, rows: int) -> None:
             if time.monotonic() > deadline:
                 raise RuntimeError("the job that is copied did not finish")
             time.sleep(0.05)
-    for one in (finished, waiting):
-        _copy(scene, one.id, rows)
+    _copy(scene, finished.id, rows, ago)
 
 
-def _copy(scene: Scene, key: str, rows: int) -> None:
+def _copy(scene: Scene, key: str, rows: int, ago: str = "1 hour") -> None:
     columns = scene.execute(
         "SELECT column_name, data_type FROM information_schema.columns WHERE table_name = 'jobs_job' "
         "AND is_generated = 'NEVER' AND is_identity = 'NO'"
@@ -145,4 +152,4 @@ def _copy(scene: Scene, key: str, rows: int) -> None:
         else:
             values.append(f'one."{name}"' + (" - ago" if kind.startswith("timestamp") else ""))
     names = ", ".join(f'"{name}"' for name, _ in columns)
-    scene.execute(_COPY.format(columns=names, values=", ".join(values)), [rows, key, key])
+    scene.execute(_COPY.format(columns=names, values=", ".join(values), ago=ago), [rows, key, key])

@@ -52,4 +52,6 @@ if settings.PEER.is_async:
 
 if "jobs" in settings.INSTALLED_APPS:
     import benchmarks.project.events
+    import benchmarks.project.shares
     import benchmarks.project.waits  # noqa: F401
+    import tests.helpers.looks  # noqa: F401

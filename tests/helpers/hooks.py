@@ -14,6 +14,7 @@ from celery import signals
 from jobs import signals as job_signals
 from jobs.calling import request
 from jobs.worker import runner
+from tests.helpers import looks  # noqa: F401
 from tests.helpers.gates import once_only
 from tests.helpers.misbehaving import end_at
 
@@ -87,32 +88,6 @@ def _write_spans(path):
     exporter = ConsoleSpanExporter(out=open(path, "a"), formatter=lambda span: span.to_json(indent=None) + "\n")
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     trace.set_tracer_provider(provider)
-
-
-def _note_looks(path):
-    """How the processes of a worker look for jobs, a line each: by a claim, or by a question."""
-    from jobs import extensions, store
-    from jobs.lifecycle.claims import Claimer
-
-    def note(owner, name, word):
-        real = getattr(owner, name)
-
-        def note_and_call(*args, **kwargs):
-            with open(path, "a") as file:
-                file.write(f"{word}\n")
-            return real(*args, **kwargs)
-
-        setattr(owner, name, note_and_call)
-
-    note(extensions.instead(Claimer), "take", "claim")
-    note(store.Store, "has_ready", "look")
-
-
-@signals.worker_init.connect
-def note_looks(**kwargs):
-    """Before the worker forks. Extensions are there by then."""
-    if "JOBS_TEST_LOOKS" in os.environ:
-        _note_looks(os.environ["JOBS_TEST_LOOKS"])
 
 
 if "JOBS_TEST_IMPORTS" in os.environ:
