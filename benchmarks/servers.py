@@ -1,4 +1,4 @@
-"""The servers of a run. They have their default settings and free ports, and die with the benchmark."""
+"""The servers of a run. They have their default settings, but for the number of connections, and free ports, and die with the benchmark."""
 
 from __future__ import annotations
 
@@ -39,6 +39,9 @@ class Servers:
         return {name: _VERSIONS[name](server) for name, server in self.running.items()}
 
 
+#: The only setting that is not PostgreSQL's own: eight workers of eight processes are measured, too.
+SETTINGS = ("max_connections=200",)
+
 #: Each commit of PostgreSQL waits for so many microseconds, also if nobody else commits.
 SLOW = ("commit_delay=2000", "commit_siblings=0")
 
@@ -48,7 +51,7 @@ def running(names: Iterable[str], has_slow_commits: bool = False) -> Iterator[Se
     """Start these servers. Those that are not installed are listed as missing, with the reason."""
     found = Servers()
     starts = {
-        "postgres": lambda: servers.Postgres(settings=SLOW if has_slow_commits else ()),
+        "postgres": lambda: servers.Postgres(settings=(*SETTINGS, *(SLOW if has_slow_commits else ()))),
         "redis": Redis,
         "rabbitmq": servers.RabbitMQ,
     }

@@ -95,8 +95,7 @@ class Size(Figure):
             scene.wait(number, seconds)
         skip = completions.count()
         keys = set(scene.fill("idem", drained))
-        # Else a worker waits for the turn of those that were killed here, until they are taken for dead.
-        scene.execute("UPDATE jobs_node SET dead_at = now() WHERE dead_at IS NULL")
+        bury(scene)
         with scene.workers():
             if not scene.wait(skip + drained, seconds):
                 raise RuntimeError(f"{completions.count() - skip} of {drained} jobs ran within {seconds} s")
@@ -137,7 +136,13 @@ def copy_finished(scene: Scene, rows: int, ago: str = "1 hour") -> None:
             if time.monotonic() > deadline:
                 raise RuntimeError("the job that is copied did not finish")
             time.sleep(0.05)
+    bury(scene)
     _copy(scene, finished.id, rows, ago)
+
+
+def bury(scene: Scene) -> None:
+    """Else a worker waits for the turn of those that were killed here, until they are taken for dead."""
+    scene.execute("UPDATE jobs_node SET dead_at = now() WHERE dead_at IS NULL")
 
 
 def _copy(scene: Scene, key: str, rows: int, ago: str = "1 hour") -> None:

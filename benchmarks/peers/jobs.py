@@ -16,7 +16,6 @@ from benchmarks.peers.peer import Peer, broker_url, flush_redis, truncate
 class Jobs(Peer):
     is_transactional: ClassVar[bool] = True
     has_workflows: ClassVar[bool] = True
-    has_async: ClassVar[bool] = True
     packages: ClassVar[tuple[str, ...]] = ("celery", "kombu", "psycopg")
 
     #: Whether its events go over the broker.
@@ -25,6 +24,11 @@ class Jobs(Peer):
     kept: float | None = None
     #: More options of its tasks.
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def has_async(self) -> bool:  # type: ignore[override]
+        """A worker that knows such a body has an event loop in each process."""
+        return bool(self.at_once)
 
     def settings(self) -> dict[str, Any]:
         from jobs.conf import celery_settings
