@@ -40,7 +40,7 @@ class Drain(Figure):
             figure="drain",
             key="idem_per_s",
             against=("dramatiq-rabbitmq",),
-            least=1.0,
+            least=1.1,
             says="idem, beside Dramatiq on RabbitMQ",
         ),
         Goal(
@@ -61,15 +61,31 @@ class Drain(Figure):
             figure="drain",
             key="noop_per_s",
             against=("celery-redis",),
-            least=2.4,
+            least=3.0,
             says="empty, beside bare Celery on Redis",
         ),
         Goal(figure="drain", key="noop_per_s", against=("django-q2",), least=2.0, says="empty, beside Django-Q2"),
         Goal(figure="drain", key="idem_per_s", against=("oban",), least=1.15, says="idem, beside Oban"),
         Goal(figure="drain", key="noop_per_s", against=("oban",), least=0.8, says="empty, beside Oban"),
+        Goal(
+            figure="drain",
+            peer="jobs-grouped",
+            key="idem_per_s",
+            against=("bare",),
+            least=1.1,
+            says="grouped idem, beside bare bodies",
+        ),
+        Goal(
+            figure="drain",
+            peer="jobs-grouped",
+            key="noop_per_s",
+            against=("oban",),
+            least=1.3,
+            says="grouped empty, beside Oban",
+        ),
     )
-    peers = ("bare", *CALLERS, *KEPT, "celery-redis-results")
-    more_peers = (*OURS, "jobs-relaxed", "jobs-grouped")
+    peers = ("bare", "jobs-relaxed", "jobs-grouped", *CALLERS, *KEPT, "celery-redis-results")
+    more_peers = OURS
     quick_peers = ("bare", "jobs", "celery-redis", "celery-redis-kept", "django-q2", "dramatiq-rabbitmq")
     parts = (
         {"body": "idem", "number": 10_000, "seconds": 4.5},

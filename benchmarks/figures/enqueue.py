@@ -44,7 +44,7 @@ class Enqueue(Figure):
             figure="enqueue",
             key="added_ms",
             against=("celery-redis",),
-            most=0.5,
+            most=0.42,
             says="added p50 of a call, beside bare Celery on Redis",
         ),
         Goal(

@@ -33,7 +33,7 @@ class Held(Figure):
         Goal(
             figure="held",
             key="last_to_first",
-            most=1.2,
+            most=1.1,
             says="the last thousand beside the first, under a transaction held open",
         ),
     )

@@ -27,12 +27,12 @@ class Idle(Figure):
         Column(key="processes", title="processes"),
     )
     goals = (
-        Goal(figure="idle", key="worker_percent", most=0.5, unit="%", says="an idle worker's CPU, percent of a core"),
+        Goal(figure="idle", key="worker_percent", most=0.3, unit="%", says="an idle worker's CPU, percent of a core"),
         Goal(
             figure="idle",
             key="memory_mb",
             against=("celery-redis",),
-            most=10.0,
+            most=5.0,
             is_difference=True,
             unit="MB",
             says="memory above the same bare Celery worker, MB",

@@ -29,14 +29,14 @@ class Latency(Figure):
             figure="latency",
             key="p50_ms",
             against=("celery-redis",),
-            most=0.6,
+            most=0.5,
             says="commit to start, p50, beside bare Celery on Redis",
         ),
         Goal(
             figure="latency",
             key="p99_ms",
             against=("celery-redis",),
-            most=0.7,
+            most=0.6,
             says="commit to start, p99, beside bare Celery on Redis",
         ),
         Goal(

@@ -34,7 +34,7 @@ class Sqlite(Figure):
             key="idem_per_s",
             peer="jobs-sqlite",
             against=("huey-sqlite",),
-            least=1.0,
+            least=0.9,
             says="SQLite: idem, beside Huey",
         ),
         Goal(
