@@ -1,4 +1,7 @@
-"""The servers of a run. They have their default settings, but for the number of connections, and free ports, and die with the benchmark."""
+"""The servers of a run. They have free ports, and their default settings but for the number of connections.
+
+They die with the benchmark.
+"""
 
 from __future__ import annotations
 

@@ -44,6 +44,10 @@ BEGUN = 50
 #: Seconds for which a full process waits when bodies end, so that it claims for several.
 GATHER = 0.02
 
+#: A loop that was woken in vain so many times, by plain jobs, waits so many seconds before it looks: the plain ones
+#: start first, and one look answers several.
+VAIN, BEHIND = 3, 0.01
+
 #: Seconds until it is tried again to have slots for its bodies.
 PAUSE = 5.0
 
@@ -78,6 +82,8 @@ class Bodies:
         self._ready: list[_Ready] = []
         #: How many runs the thread has taken, and the loop has started.
         self._taken = self._started = 0
+        #: How many looks in a row found nothing.
+        self._vain = 0
         #: Some of them are on the thread.
         self._is_away = False
         #: Made before the worker forks. A process that waits for a plain job takes no wake-up of it, nor this of one.
@@ -145,12 +151,13 @@ class Bodies:
         size = FIRST
         while True:
             self._woken.clear()
-            is_more = False
+            is_more, before = False, self._taken
             if self._slots and not self._is_retired:
                 assert self._executor is not None
                 taken: asyncio.Future[tuple[bool, int]] = self.loop.create_future()
                 self._executor.submit(self._take, size, taken)
                 is_more, size = await taken
+                self._vain = self._vain + 1 if self._taken == before else 0
             if not is_more or not self._slots:
                 await self._sleep(not self._slots or self._is_retired)
 
@@ -193,10 +200,10 @@ class Bodies:
         try:
             async with asyncio.timeout(self._runner.patience):
                 await self._woken.wait()
-            if is_full:
-                await asyncio.sleep(GATHER)
+            if is_full or self._vain > VAIN:
+                await asyncio.sleep(GATHER if is_full else BEHIND)
         except TimeoutError:
-            pass
+            self._vain = 0
         finally:
             self.loop.remove_reader(self._wakeup.fileno())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from celery import current_app, shared_task
 from django.db import IntegrityError, OperationalError, connection
 
 import jobs
+from jobs.contrib.aio import bodies as aio_bodies
 from jobs.contrib.aio import runner as aio_runner
 from jobs.contrib.aio.bodies import Bodies
 from jobs.contrib.aio.runner import AsyncRunner
@@ -23,6 +25,7 @@ from jobs.models import Job
 from jobs.store import postgresql
 from tests.helpers import driver
 from tests.helpers.harness import wait_ended
+from tests.helpers.servers import wait_for
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 on_postgresql = pytest.mark.skipif("connection.vendor != 'postgresql'", reason="its claim is one statement")
@@ -152,6 +155,29 @@ def test_rows_that_the_database_does_not_give_back_stop_no_claim(runner, slots, 
     fill()
     assert len(runner.take_some(slots[1:])[0]) == NUMBER
     assert not runner._doubtful
+
+
+def test_a_loop_that_is_woken_for_plain_jobs_lets_them_go_first(node, monkeypatch):
+    worker_state.queues = [QUEUE]
+    monkeypatch.setattr(aio_bodies, "BEHIND", 0.5)
+    # Looks that nobody asked for would count as well.
+    monkeypatch.setattr(AsyncRunner, "patience", 60.0)
+    bodies = Bodies((empty.name,))
+    try:
+        bodies.start(current_app._get_current_object(), "here")
+        wait_for(lambda: bodies._vain == 1, 10, "it has looked at its start")
+        for looks in range(2, 10):
+            began = time.monotonic()
+            bodies._wakeup.send()
+            wait_for(lambda: bodies._vain == looks, 10, "it has looked")  # noqa: B023
+            assert looks <= aio_bodies.VAIN + 1 or time.monotonic() - began >= 0.5
+        [result] = fill(1)
+        bodies._wakeup.send()
+        wait_ended(result.id)
+        wait_for(lambda: bodies._vain <= 1, 10, "it has found one")
+    finally:
+        bodies.retire()
+        bodies.wait()
 
 
 @on_postgresql
