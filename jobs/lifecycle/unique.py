@@ -97,6 +97,8 @@ def describe(job: Job, say: Callable[[str], str] = str) -> str:
 
 def holder_of(job: Job) -> Job | None:
     """The other job that has the unique key of this one; None if its ``unique_for=`` is over: it goes on without."""
+    if job.unique_key is None:
+        return None
     if job.unique_expires_at is not None and job.unique_expires_at <= databases.clock(str(job._state.db)):
         return None
     return _holders([job], str(job._state.db)).exclude(pk=job.pk).first()

@@ -38,6 +38,7 @@ class Refused(Exception):
 
 
 SAID = _("%(participle)s (was %(state)s)"), _("would be %(participle)s (is %(state)s)")
+STAYS = _("is %(state)s, and stays: %(why)s")
 
 
 class Operation:
@@ -73,29 +74,45 @@ class Operation:
         self, key: uuid.UUID, dry_run: bool = False, also: Callable[[Outcome], Any] = lambda outcome: None
     ) -> Outcome:
         """Do it to the job, in the database that has it. ``also`` is called in the same transaction."""
-        for found in databases.each(Job.objects.filter(pk=key).values_list("state", flat=True)):
-            alias, tried = found.db, set[str]()
+        for rows in databases.each(Job.objects.filter(pk=key)):
+            if dry_run:
+                if (job := rows.first()) is not None:
+                    return self.foresee(job)
+                continue
+            found, alias, tried = rows.values_list("state", flat=True), rows.db, set[str]()
             # Race: another process may be faster. Then the row is read again, and each state is tried once.
             while (state := found.first()) is not None:
-                values = {"participle": self.participle, "state": dict(State.choices).get(state, state)}
+                values = self._values(state)
                 if state not in self.states or state in tried:
                     return Outcome(False, self.instead.get(state, self.otherwise), values)
                 tried.add(state)
-                success, promise = self.said.get(state, SAID)
+                success, _promise = self.said.get(state, SAID)
                 try:
-                    if dry_run:
-                        self.rehearse(key, alias)
-                        return Outcome(True, promise, values)
                     self.prepare(key, alias)
                     with transaction.atomic(using=alias):
                         if done := self.change(key, alias, state):
                             self.note(key, alias)
                             also(Outcome(True, success, values))
                 except Refused as exc:
-                    return Outcome(False, _("is %(state)s, and stays: %(why)s"), {**values, "why": str(exc)})
+                    return Outcome(False, STAYS, {**values, "why": str(exc)})
                 if done:
                     return Outcome(True, success, values)
         return Outcome(False, _("is unknown"))
+
+    def foresee(self, job: Job) -> Outcome:
+        """What :meth:`attempt` would say of a row."""
+        values = self._values(job.state)
+        if job.state not in self.states:
+            return Outcome(False, self.instead.get(job.state, self.otherwise), values)
+        try:
+            self.rehearse(job)
+        except Refused as exc:
+            return Outcome(False, STAYS, {**values, "why": str(exc)})
+        _success, promise = self.said.get(job.state, SAID)
+        return Outcome(True, promise, values)
+
+    def _values(self, state: str) -> dict[str, Any]:
+        return {"participle": self.participle, "state": dict(State.choices).get(state, state)}
 
     def prepare(self, key: uuid.UUID, using: str) -> None:
         """What has to be done before the transaction of :meth:`change`."""
@@ -104,7 +121,7 @@ class Operation:
         """Make the transition, or raise :class:`Refused`; False if the job is not in this state any more."""
         raise NotImplementedError
 
-    def rehearse(self, key: uuid.UUID, using: str) -> None:
+    def rehearse(self, job: Job) -> None:
         """Raise ``Refused`` if :meth:`change` would."""
 
     def by_hand(self, participle: str) -> str:
@@ -138,9 +155,8 @@ class Retry(Operation):
             says = gettext("another transaction is about to take its unique key; try again in a moment")
             raise Refused(says) from None
 
-    def rehearse(self, key: uuid.UUID, using: str) -> None:
-        job = Job.objects.using(using).filter(pk=key).first()
-        if job is not None and unique.holder_of(job) is not None:
+    def rehearse(self, job: Job) -> None:
+        if unique.holder_of(job) is not None:
             raise Refused(unique.describe(job, gettext))
 
 

@@ -217,11 +217,16 @@ class Selection:
 
     def __iter__(self) -> Iterator[tuple[uuid.UUID, str]]:
         """The ids, each with its database's alias; each job once, whatever becomes of it meanwhile."""
+        return ((job.pk, str(job._state.db)) for job in self.jobs("pk"))
+
+    def jobs(self, *columns: str) -> Iterator[Job]:
+        """The rows, as :meth:`__iter__`; with these columns, or with all."""
         # One state at a time, by its partial index.
         for alias, state in product(conf().DATABASES, self.states or [""]):
             one = replace(self, states=[state]) if state else self
-            rows = one.rows(alias).order_by("pk").values_list("pk", flat=True)
+            rows = one.rows(alias).order_by("pk")
+            rows = rows.only(*columns) if columns else rows
             page = list(rows[: conf().BATCH])
             while page:
-                yield from ((key, alias) for key in page)
-                page = list(rows.filter(pk__gt=page[-1])[: conf().BATCH])
+                yield from page
+                page = list(rows.filter(pk__gt=page[-1].pk)[: conf().BATCH])

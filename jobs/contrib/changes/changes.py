@@ -82,12 +82,12 @@ def _do(
     if (which is None) == (not fields):
         raise TypeError(f"jobs.{name}() needs to know which jobs: their ids or a queryset, or what they have in common")
     if which is None:
-        keys: Iterable[uuid.UUID] = (key for key, _alias in _selection(name, fields, operation.meant))
+        jobs = _selection(name, fields, operation.meant).jobs(*(() if dry_run else ("pk",)))
+        outcomes = ((job.pk, operation.foresee(job) if dry_run else operation.attempt(job.pk)) for job in jobs)
     else:
-        keys = dict.fromkeys(_keys(which))
+        outcomes = ((key, operation.attempt(key, dry_run)) for key in dict.fromkeys(_keys(which)))
     done, refused = 0, {}
-    for key in keys:
-        outcome = operation.attempt(key, dry_run)
+    for key, outcome in outcomes:
         done += outcome.is_done
         if not outcome.is_done:
             refused[key] = outcome.says

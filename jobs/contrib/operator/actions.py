@@ -126,17 +126,21 @@ class Delete(Operation):
     otherwise = _("is %(state)s: nothing to delete")
 
     def change(self, key: uuid.UUID, using: str, state: str) -> bool:
-        self.rehearse(key, using)
+        _refuse_needed(key, using)
         return prune.delete([key], using) == 1
 
-    def rehearse(self, key: uuid.UUID, using: str) -> None:
-        if why := needed_for(key, using):
-            raise Refused(why)
+    def rehearse(self, job: Job) -> None:
+        _refuse_needed(job.pk, str(job._state.db))
 
     def note(self, key: uuid.UUID, using: str) -> None:
         """The history goes with the job: what was done stays in the log."""
         about = {"action": "deleted", "job": str(key), "by": self.who, "why": self.why}
         logger.info("the job %s was deleted by %s: %s", key, self.who or "somebody", self.why or "-", extra=about)
+
+
+def _refuse_needed(job_id: uuid.UUID, using: str) -> None:
+    if why := needed_for(job_id, using):
+        raise Refused(why)
 
 
 def needed_for(job_id: uuid.UUID, using: str) -> str:

@@ -56,17 +56,22 @@ def _change(operation: Operation, out: JobsCommand, args: Namespace) -> None:
         operation = operation.told(getattr(args, "to", ""), me(), args.why)
     if bool(args.ids) == any(getattr(args, name) is not None for name in ("state", *FIELDS)):
         raise CommandError(f"Say which jobs to {operation.name}: their ids, or what they have in common (--task, ...).")
-    keys: Iterable[str] = dict.fromkeys(args.ids)
+    jobs: Iterable[Any] = dict.fromkeys(args.ids)
     total = len(args.ids)
     if not args.ids:
         selection = which(args, operation.meant)
-        keys, total = (str(key) for key, _alias in selection), selection.count()
+        # A dry run reads many rows at once.
+        jobs, total = selection.jobs() if args.dry_run else selection.jobs("pk"), selection.count()
     said = time.monotonic()
     done: Counter[bool] = Counter()
     refused: list[dict[str, str]] = []
-    for number, text in enumerate(keys, 1):
+    for number, job in enumerate(jobs, 1):
+        text = str(getattr(job, "pk", job))
         try:
-            outcome = operation.attempt(identify(text), args.dry_run)
+            if args.dry_run and not args.ids:
+                outcome = operation.foresee(job)
+            else:
+                outcome = operation.attempt(identify(text), args.dry_run)
         except ValueError as exc:
             outcome = Outcome(False, str(exc))
         done[outcome.is_done] += 1

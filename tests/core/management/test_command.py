@@ -113,6 +113,15 @@ def test_dry_run_changes_nothing(verb, state, answer):
     assert not Cancellation.objects.exists()
 
 
+@pytest.mark.parametrize(("verb", "state"), [("retry", "failed"), ("cancel", "ready")])
+def test_a_dry_run_of_many_costs_no_statement_for_each(verb, state, django_assert_max_num_queries):
+    for _ in range(50):
+        make(state)
+    with django_assert_max_num_queries(8):
+        assert run(verb, "--dry-run", "--state", state).startswith("50 would be ")
+    assert Job.objects.filter(state=state).count() == 50
+
+
 def test_a_job_that_was_claimed_in_between_is_asked_to_end(monkeypatch):
     job, node = make("ready"), make_node()
     cancel = transitions.cancel
