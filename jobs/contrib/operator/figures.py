@@ -50,15 +50,15 @@ def begins_of(span: Span, now: datetime.datetime) -> list[datetime.datetime]:
     return [last - number * span.bar for number in reversed(range(span.bars))]
 
 
-def by_error(rows: Iterable[Any]) -> list[dict[str, Any]]:
-    """Failures by task and error, the most frequent ones first."""
+def by_error(failures: Iterable[Any], rows: Iterable[Any]) -> list[dict[str, Any]]:
+    """Failures (``statistics.failed``), and those among rows, by task and error, the most frequent ones first."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
-    for row in rows:
-        if row.state == State.FAILED:
-            kind = {"task": row.task, "error": row.error, "count": 0, "first": row.begin, "last": row.begin}
-            each = found.setdefault((row.task, row.error), kind)
-            each["count"] += row.count
-            each["first"], each["last"] = min(each["first"], row.begin), max(each["last"], row.begin)
+    more = [(row.task, row.error, row.count, row.begin, row.begin) for row in rows if row.state == State.FAILED]
+    for task, error, count, first, last in (*failures, *more):
+        kind = {"task": task, "error": error, "count": 0, "first": first, "last": last}
+        each = found.setdefault((task, error), kind)
+        each["count"] += count
+        each["first"], each["last"] = min(each["first"], first), max(each["last"], last)
     return sorted(found.values(), key=lambda each: -each["count"])
 
 
@@ -183,7 +183,9 @@ class Dashboard:
             each["waited"].update(waited)
 
         names = set(self._tasks[:TASKS])
-        for row in statistics.of(self.span.bar, self.begins[0], task__in=names) + self.last:
+        for counted in statistics.histograms(self.span.bar, self.begins[0], task__in=names):
+            add(*counted)
+        for row in self.last:
             if row.task in names:
                 add(row.task, row.count, row.ran, row.waited)
         for each in [*found.values()]:
@@ -195,7 +197,7 @@ class Dashboard:
         return tasks
 
     def failures(self) -> list[dict[str, Any]]:
-        return by_error(statistics.of(self.span.bar, self.begins[0], state=State.FAILED) + self.last)
+        return by_error(statistics.failed(self.span.bar, self.begins[0]), self.last)
 
     def queues(self) -> list[dict[str, Any]]:
         """The queues, with their rates (jobs a minute), and the time until all ready jobs have run (seconds)."""

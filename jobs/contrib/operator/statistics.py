@@ -10,13 +10,13 @@ import math
 import time
 import uuid
 from collections import Counter, defaultdict, namedtuple
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
 from django.db import IntegrityError, models, transaction
-from django.db.models import Case, F, FloatField, Func, Max, QuerySet, Sum, TextField, Value, When
+from django.db.models import Case, F, FloatField, Func, Max, Min, QuerySet, Sum, TextField, Value, When
 from django.db.models.fields.json import KeyTextTransform
 from django.db.models.functions import Cast, Ceil, Greatest, Ln, TruncMinute
 from django.utils import timezone
@@ -245,12 +245,28 @@ _histogram = lru_cache(10_000)(json.loads)
 
 def of(stretch: datetime.timedelta, begin: datetime.datetime, **where: Any) -> list[Row]:
     """The counts of this length since then, of all job databases. A thousand tasks have as many in each minute."""
-    found = []
+    return [Row._make(each) for each in _read(Row._fields[:-2], stretch, begin, where)]
+
+
+def histograms(stretch: datetime.timedelta, begin: datetime.datetime, **where: Any) -> Iterator[list[Any]]:
+    """The same without moments, which take long to read: the task, its count, and the histograms."""
+    return _read(("task", "count"), stretch, begin, where)
+
+
+def _read(
+    names: Sequence[str], stretch: datetime.timedelta, begin: datetime.datetime, where: dict[str, Any]
+) -> Iterator[list[Any]]:
     for rows in databases.each(Statistic.objects.filter(length=stretch.seconds, begin__gte=begin, **where)):
         texts = rows.annotate(rans=Cast("ran", TextField()), waits=Cast("waited", TextField()))
-        for *names, ran, waited in texts.values_list(*Row._fields[:-2], "rans", "waits"):
-            found.append(Row._make([*names, _histogram(ran), _histogram(waited)]))
-    return found
+        for *values, ran, waited in texts.values_list(*names, "rans", "waits"):
+            yield [*values, _histogram(ran), _histogram(waited)]
+
+
+def failed(stretch: datetime.timedelta, begin: datetime.datetime) -> list[tuple[str, str, int, Any, Any]]:
+    """Failures since then, by task and error: how many, and when the first and the last stretch with one began."""
+    rows = Statistic.objects.filter(length=stretch.seconds, begin__gte=begin, state=State.FAILED)
+    sums = rows.values_list("task", "error").annotate(Sum("count"), Min("begin"), Max("begin"))
+    return [each for found in databases.each(sums) for each in found]
 
 
 def summed(stretch: datetime.timedelta, begin: datetime.datetime, *names: str, **where: Any) -> Counter[Any]:

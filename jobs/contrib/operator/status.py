@@ -8,11 +8,12 @@ from typing import Any
 
 from django.db import Error
 from django.db.models import Count, OuterRef, Q, Subquery
+from django.db.models.fields.json import KeyTextTransform
 from django.db.models.functions import Now
 
 from jobs import extensions
 from jobs.conf import conf
-from jobs.contrib.operator.store import estimate, heads, running_by_node, scheduled
+from jobs.contrib.operator.store import estimate, grouped, heads, running_by_node, scheduled
 from jobs.inspection import counts
 from jobs.inspection.counts import age_of, seconds_of, workers
 from jobs.lifecycle.transitions import PARKED
@@ -69,7 +70,6 @@ class Live:
     def __init__(self) -> None:
         self.queues: dict[str, dict[str, Any]] = defaultdict(IDLE.copy)
         self.unknown: Counter[str] = Counter()
-        self.late: list[float] = []  #: For how many seconds each scheduled job is due that is not ready yet.
         self.running: Counter[uuid.UUID] = Counter()  #: How many jobs each worker runs.
         for alias in conf().DATABASES:
             self._count(alias)
@@ -81,24 +81,27 @@ class Live:
             queue["ready"] += head.number
             queue["oldest_ready_seconds"] = max(queue["oldest_ready_seconds"] or 0.0, head.seconds)
             queue["capped"] |= head.number >= counts.MOST
-        held = rows.filter(HELD).order_by("queue", "id").values_list("queue", flat=True)[: counts.MOST]
-        first = (
-            scheduled(using).filter(run_at__lt=PARKED).values_list("queue", "age", "task", "error__type")[: counts.MOST]
-        )
-        parked = rows.filter(state=State.SCHEDULED, run_at=PARKED).values_list("queue", "task")[: counts.MOST]
-        counted = ([*held], ("ready", "held")), ([name for name, *_ in first], ("scheduled",))
-        for names, keys in (*counted, ([name for name, _ in parked], ("scheduled", "parked"))):
-            for name, count in Counter(names).items():
+        held = rows.filter(HELD).order_by("queue", "id").values_list("queue")
+        waiting = scheduled(using).filter(run_at__lt=PARKED)
+        kinds = waiting.annotate(kind=KeyTextTransform("type", "error")).values_list("queue", "task", "kind")
+        parked = rows.filter(state=State.SCHEDULED, run_at=PARKED).values_list("queue", "task")
+        for found, keys in ((held, ("ready", "held")), (kinds, ("scheduled",)), (parked, ("scheduled", "parked"))):
+            numbers = grouped(found[: counts.MOST])
+            is_capped = sum(count for *_, count in numbers) >= counts.MOST
+            for name, *rest, count in numbers:
                 for key in keys:
                     queues[name][key] += count
-                queues[name]["capped"] |= len(names) >= counts.MOST
-        self.late += [seconds for _, age, *_ in first if (seconds := age.total_seconds()) >= 0]
-        self.unknown.update(
-            [task for _, _, task, error in first if error == counts.UNKNOWN] + [task for _, task in parked]
-        )
+                queues[name]["capped"] |= is_capped
+                if rest and (found is parked or rest[1] == counts.UNKNOWN):
+                    self.unknown[rest[0]] += count
         for name, node, count in rows.filter(state=State.RUNNING).values_list("queue", "node_id").annotate(Count("pk")):
             queues[name]["running"] += count
             self.running[node] += count
+
+    def late(self) -> list[float]:
+        """For how many seconds each scheduled job is due that is not ready yet."""
+        due = [scheduled(alias).filter(run_at__lte=Now()).values_list("age", flat=True) for alias in conf().DATABASES]
+        return [age.total_seconds() for ages in due for age in ages[: counts.MOST]]
 
     def total(self, state: str) -> int:
         return sum(queue[state] for queue in self.queues.values())
@@ -131,7 +134,7 @@ def gather(live: bool) -> dict[str, Any]:
     ``estimated`` says that the numbers of the ended ones are the server's estimates.
     """
     counted = Live()
-    queues, late = counted.queues, counted.late
+    queues, late = counted.queues, counted.late()
     jobs: dict[str, Any] = {str(state): counted.total(state) for state in LIVE}
     jobs |= {str(state): None if live else 0 for state in ENDED}
     ended = [] if live else [_ended(alias) for alias in conf().DATABASES]

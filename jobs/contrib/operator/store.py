@@ -104,6 +104,14 @@ def scheduled(using: str) -> QuerySet[Any]:
     return Job.objects.using(using).filter(state=State.SCHEDULED).order_by("run_at").annotate(age=age_of("run_at"))
 
 
+def grouped(rows: QuerySet[Any]) -> list[tuple[Any, ...]]:
+    """The values of the rows (``values_list()`` with a limit), each with how often it comes: the database counts."""
+    sql, params = rows.query.sql_with_params()
+    quote = connections[rows.db].ops.quote_name
+    names = ", ".join(map(quote, (*rows.query.values_select, *rows.query.annotation_select)))
+    return databases.ask(rows.db, f"SELECT {names}, count(*) FROM ({sql}) AS found GROUP BY {names}", *params)
+
+
 def running_by_node() -> Counter[uuid.UUID]:
     running: Counter[uuid.UUID] = Counter()
     for rows in databases.each(Job.objects.filter(state=State.RUNNING)):

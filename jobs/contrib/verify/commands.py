@@ -30,8 +30,8 @@ def verify(out: JobsCommand, args: Namespace) -> None:
     Nothing is changed.
 
     The exit status is 0 without violations, 1 with violations, 2 if a database cannot be asked. Of each live
-    state 10,000 jobs are read, and of history the last 20,000 of those that ended in the last day: however long
-    history is, that takes about as long. --all reads all of it, 100,000 jobs at a time.
+    state 10,000 jobs are read, of history the last 20,000 of those that ended in the last day, and of the markers
+    the newest 10,000: however long history is, that takes about as long. --all reads all of it, 100,000 jobs at a time.
 
     examples:
       manage.py jobs verify

@@ -31,6 +31,7 @@ from jobs.inspection.counts import MOST, in_line, late_after, paused, silence, w
 from jobs.lifecycle.transitions import PARKED, TASK, now_plus
 from jobs.maintenance.clock import LONGEST_TICK
 from jobs.models import AWAITING, LIVE, UNSUCCESSFUL, Cancellation, Job, Marker, Node, State, tables
+from jobs.operations.selection import newest
 from jobs.store import databases
 
 HISTORY = 20_000  #: How many ended jobs are read, the last ones, unless all are asked for: it takes 100 ms.
@@ -69,7 +70,8 @@ SHAPES: dict[str, tuple[Any, Q]] = {
 class View:
     """What all rules look at together: which workers are there."""
 
-    def __init__(self) -> None:
+    def __init__(self, everything: bool = False) -> None:
+        self.everything = everything
         self.workers = workers()  #: Those that are not declared dead.
         self.working = [worker for worker in self.workers if worker.is_alive]  #: Those that beat.
         #: For how many seconds there has been a worker.
@@ -139,6 +141,12 @@ class Search:
         self.view, self.using, self.seconds, self.since = view, using, seconds, now_plus(-seconds)
         self.jobs, self.nodes = Job.objects.using(using), Node.objects.using(using)
         self.running = self.jobs.filter(state=State.RUNNING)
+
+    @property
+    def markers(self) -> QuerySet[Marker]:
+        """The newest ones, or all."""
+        rows = Marker.objects.using(self.using)
+        return rows if self.view.everything else newest(rows)
 
     def ready(self, seconds: float) -> dict[Head, QuerySet[Job]]:
         """The ready jobs of queues that are not paused, stretch by stretch of the index that claims use."""
@@ -234,13 +242,13 @@ class Search:
 
     @Rule("one-marker-per-key", _("an idempotency key has one marker, so that its effects are committed once"))
     def twice(self) -> Rows:
-        markers = Marker.objects.using(self.using).values("key", "kind").annotate(count=Count("*")).filter(count__gt=1)
-        return [list(markers.order_by().values_list("key")[:MOST])]
+        found = self.markers.values("key", "kind").annotate(count=Count("*")).filter(count__gt=1)
+        return [list(found.order_by().values_list("key")[:MOST])]
 
     @Rule("marker-succeeded", _("the job that left the marker of an idempotency key succeeded"))
     def without_a_success(self) -> Rows:
         other = self.jobs.filter(pk=OuterRef("job")).exclude(state=State.SUCCEEDED)
-        return [Marker.objects.using(self.using).filter(Exists(other), kind=Marker.Kind.TASK)]
+        return [self.markers.filter(Exists(other), kind=Marker.Kind.TASK)]
 
     @Rule("schema-complete", _("the database has all constraints and indexes of the models"))
     def missing(self) -> Rows:

@@ -1,6 +1,6 @@
 """The promise as queries over live data: what breaks it, and what is about to be put right.
 
-Of each live state the first jobs are read, by its index, and of history the last ones, or all of both.
+Of each live state the first jobs are read, by its index, of history the last ones, and of markers the newest; or all.
 """
 
 import time
@@ -75,7 +75,7 @@ def verify(*, everything: bool = False, patient: bool = True, tell: Callable[[st
     """
     sentences = {id: says for id, (says, _) in SHAPES.items()} | {rule.id: rule.says for rule in RULES}
     findings = {id: Finding(id, str(says)) for id, says in sentences.items()}
-    view, suspicions = _look(), []
+    view, suspicions = _look(everything), []
     for alias in conf().DATABASES:
         with _asking(alias):
             _hold_shapes(alias, findings, everything)
@@ -88,7 +88,7 @@ def verify(*, everything: bool = False, patient: bool = True, tell: Callable[[st
         began = time.monotonic()
         while open_ones := [each for each in watched if each.rows and time.monotonic() - began < each.bound]:
             time.sleep(STEP)
-            view = _look()
+            view = _look(everything)
             for each in open_ones:
                 with _asking(each.alias):
                     each.look(view)
@@ -100,9 +100,9 @@ def verify(*, everything: bool = False, patient: bool = True, tell: Callable[[st
     return Report(found, violations, recovering, len(view.working))
 
 
-def _look() -> View:
+def _look(everything: bool) -> View:
     with _asking(databases.home()):
-        return View()
+        return View(everything)
 
 
 @contextmanager

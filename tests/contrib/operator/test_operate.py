@@ -215,6 +215,16 @@ def test_those_that_are_chosen_after_a_confirmation(staff):
     assert LogEntry.objects.count() == 2
 
 
+def test_who_asks_before_counts_without_what_the_list_shows_of_each(staff, django_assert_max_num_queries):
+    client, job = staff("retry_job"), make("failed")
+    with django_assert_max_num_queries(30) as found:
+        text, _, _ = choose(client, "retry", job)
+    assert "All that match the filters of the list: 1" in text
+    counts = [each["sql"] for each in found.captured_queries if each["sql"].startswith("SELECT COUNT(*)")]
+    assert any("jobs_job" in sql for sql in counts)
+    assert not any("error" in sql for sql in counts)
+
+
 def test_all_that_match_the_filters_and_no_other(staff):
     client = staff("cancel_job")
     jobs = [make("ready") for _ in range(5)]

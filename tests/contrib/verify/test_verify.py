@@ -499,8 +499,19 @@ def test_violations_are_counted_named_and_exit_status_1(watching):
     assert set(by_rule["losses-explained"]["examples"]) < keys
 
 
+def test_of_markers_the_newest_are_read_or_all(monkeypatch):
+    monkeypatch.setattr("jobs.operations.selection.SEARCHED", 2)
+    Marker.objects.create(key="old", kind="task", job=make("failed").pk)
+    for key in ("b", "c"):
+        Marker.objects.create(key=key, kind="task", job=succeeded().pk)
+    assert verify(patient=False).violations == 0
+    assert [each.rule for each in verify(everything=True, patient=False).findings if each.violations] == [
+        "marker-succeeded"
+    ]
+
+
 def test_a_database_that_is_away_is_exit_status_2(monkeypatch):
-    def away() -> None:
+    def away(everything: bool) -> None:
         raise Unverifiable("the database 'default' cannot be verified: gone")
 
     monkeypatch.setattr("jobs.contrib.verify.verify._look", away)

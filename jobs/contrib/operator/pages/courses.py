@@ -52,7 +52,7 @@ class CoursePages(ReadOnlyAdmin):
             says = gettext("how many waited, on average")
             drawings.insert(0, (capfirst(says), [(says, course.waiting(), _number)]))
         lines = [line for _title, drawing in drawings for line in drawing]
-        failures = by_error(course.rows)
+        failures = by_error([], course.rows)
         said = {"name": name, "span": LABELS[course.span.name]}
         title = gettext("The task %(name)s") if kind == "task" else gettext("The queue %(name)s")
         return self.render(
