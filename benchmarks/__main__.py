@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -38,7 +39,8 @@ def main() -> int:
 
 def _report(plan: Plan, options: argparse.Namespace) -> int:
     found = _run(plan, options.slow_commits)
-    is_whole = not (options.quick or options.only or options.peers or options.slow_commits)
+    is_partial = options.quick or options.only or options.peers or options.slow_commits
+    is_whole = not (is_partial or "BENCH_ROWS" in os.environ)
     directory = options.output or (RESULTS if is_whole else RESULTS / "partial")
     report.write(found, directory)
     sys.stderr.write(f"written to {directory}\n")

@@ -51,8 +51,10 @@ def _prctl(*arguments: int) -> None:
 
 def descendants(keep: Iterable[int] = ()) -> list[int]:
     """The descendants of this process, without ``keep`` and the descendants of those."""
+    found = family(os.getpid())[1:]
+    # Race: a server forks at this moment. What it forked before is found here as well.
     kept = {member for pid in keep for member in family(pid)}
-    return [pid for pid in family(os.getpid())[1:] if pid not in kept]
+    return [pid for pid in found if pid not in kept]
 
 
 def kill(keep: Iterable[int] = (), timeout: float = 10.0) -> None:

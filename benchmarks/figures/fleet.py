@@ -80,5 +80,7 @@ def _wait_for_workers(scene: Scene, seconds: float) -> None:
 
 
 def _connections(scene: Scene) -> int:
-    [[found]] = scene.execute("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")
+    [[found]] = scene.execute(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend'"
+    )
     return int(found)

@@ -22,7 +22,7 @@ class Steps(Figure):
         "process, in threads; ours runs one. Its transactions are committed with the note that they are done, its "
         f"steps are not. Ours also: tasks of {MANY} such steps, and jobs that write one row and nothing else. A step "
         "is one commit with its row, and so is a job. `bare` are two processes that write and commit the row, and "
-        "nothing else: neither can be faster."
+        "nothing else: who commits one row at a time cannot be faster."
     )
     columns = (
         Column(key="workflows_per_s", title="workflows/s", digits=1, better="more", is_drawn=True),
