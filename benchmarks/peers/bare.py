@@ -1,4 +1,7 @@
-"""No queue: processes share the numbers, and do nothing but the body. No queue that commits each body by itself can be faster."""
+"""No queue: processes share the numbers, and do nothing but the body.
+
+No queue that commits each body by itself can be faster.
+"""
 
 from __future__ import annotations
 

@@ -57,6 +57,7 @@ class Operation:
     example = ""  #: An example of the value, for the command line.
     warns: Any = ""  #: What to know before, for a form.
     deletes = False  #: Whether the job is gone then.
+    reads: tuple[str, ...] = ("state",)  #: The columns that :meth:`foresee` looks at.
     value = who = why = ""  #: What it was told, by whom, and why.
 
     def told(self, value: str, who: str = "", why: str = "") -> Operation:
@@ -145,6 +146,7 @@ class Retry(Operation):
     states = (State.FAILED, State.CANCELLED)
     meant = (State.FAILED,)
     otherwise = _("is %(state)s: nothing to retry")
+    reads = ("state", "task", "unique_key", "unique_expires_at")
 
     def change(self, key: uuid.UUID, using: str, state: str) -> bool:
         try:

@@ -215,17 +215,12 @@ class Selection:
     def count(self) -> int:
         return sum(self.rows(alias).count() for alias in conf().DATABASES)
 
-    def __iter__(self) -> Iterator[tuple[uuid.UUID, str]]:
-        """The ids, each with its database's alias; each job once, whatever becomes of it meanwhile."""
-        return ((job.pk, str(job._state.db)) for job in self.jobs("pk"))
-
     def jobs(self, *columns: str) -> Iterator[Job]:
-        """The rows, as :meth:`__iter__`; with these columns, or with all."""
+        """The rows with their ids and these columns; each job once, whatever becomes of it meanwhile."""
         # One state at a time, by its partial index.
         for alias, state in product(conf().DATABASES, self.states or [""]):
             one = replace(self, states=[state]) if state else self
-            rows = one.rows(alias).order_by("pk")
-            rows = rows.only(*columns) if columns else rows
+            rows = one.rows(alias).order_by("pk").only("pk", *columns)
             page = list(rows[: conf().BATCH])
             while page:
                 yield from page

@@ -44,9 +44,9 @@ BEGUN = 50
 #: Seconds for which a full process waits when bodies end, so that it claims for several.
 GATHER = 0.02
 
-#: A loop that was woken in vain so many times, by plain jobs, waits so many seconds before it looks: the plain ones
-#: start first, and one look answers several.
-VAIN, BEHIND = 3, 0.01
+#: A loop that was woken in vain so many times, each within so many seconds, by plain jobs, waits so many seconds before
+#: it looks: the plain ones start first, and one look answers several.
+VAIN, WITHIN, BEHIND = 3, 0.2, 0.01
 
 #: Seconds until it is tried again to have slots for its bodies.
 PAUSE = 5.0
@@ -82,8 +82,8 @@ class Bodies:
         self._ready: list[_Ready] = []
         #: How many runs the thread has taken, and the loop has started.
         self._taken = self._started = 0
-        #: How many looks in a row found nothing.
-        self._vain = 0
+        #: How many looks in a row found nothing, and when the last one did.
+        self._vain, self._vain_at = 0, 0.0
         #: Some of them are on the thread.
         self._is_away = False
         #: Made before the worker forks. A process that waits for a plain job takes no wake-up of it, nor this of one.
@@ -157,7 +157,9 @@ class Bodies:
                 taken: asyncio.Future[tuple[bool, int]] = self.loop.create_future()
                 self._executor.submit(self._take, size, taken)
                 is_more, size = await taken
-                self._vain = self._vain + 1 if self._taken == before else 0
+                now = time.monotonic()
+                is_stream = self._taken == before and now - self._vain_at < WITHIN
+                self._vain, self._vain_at = self._vain + 1 if is_stream else 0, now
             if not is_more or not self._slots:
                 await self._sleep(not self._slots or self._is_retired)
 
@@ -203,7 +205,7 @@ class Bodies:
             if is_full or self._vain > VAIN:
                 await asyncio.sleep(GATHER if is_full else BEHIND)
         except TimeoutError:
-            self._vain = 0
+            pass
         finally:
             self.loop.remove_reader(self._wakeup.fileno())
 
@@ -254,6 +256,7 @@ class Bodies:
         self._slots.append(run.slot)
         del self.running[run]
         if self._wakes_at_end or run.job.limit_key is not None:
+            self._vain = 0
             self._woken.set()
 
     def _go_on(self, run: Run, own: Context, steps: pipeline.Steps) -> None:

@@ -111,7 +111,7 @@ class FairClaimer(claims.Claimer):
         A key of which nothing is left keeps its place: the claims that step over it do not read its old entries.
         """
         places, last = self._places.setdefault(spot, {}), self._turn_at[spot][0]
-        is_slow = took > FAST_LOOK * (1 + order.size / 50)
+        is_slow = took > FAST_LOOK * (1 + len(rows) / 50)
         until = time.monotonic() + pause_after(took) if is_slow else 0.0
         ended = {job.fair_key: POSITION(job) for job in rows if job.fair_key}
         for key, (_, place) in places.items():

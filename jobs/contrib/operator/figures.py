@@ -59,7 +59,7 @@ def by_error(failures: Iterable[Any], rows: Iterable[Any]) -> list[dict[str, Any
         each = found.setdefault((task, error), kind)
         each["count"] += count
         each["first"], each["last"] = min(each["first"], first), max(each["last"], last)
-    return sorted(found.values(), key=lambda each: -each["count"])
+    return sorted(found.values(), key=lambda each: (-each["count"], each["task"], each["error"]))
 
 
 class Course:

@@ -106,7 +106,7 @@ def scheduled(using: str) -> QuerySet[Any]:
 
 def grouped(rows: QuerySet[Any]) -> list[tuple[Any, ...]]:
     """The values of the rows (``values_list()`` with a limit), each with how often it comes: the database counts."""
-    sql, params = rows.query.sql_with_params()
+    sql, params = rows.query.get_compiler(rows.db).as_sql()
     quote = connections[rows.db].ops.quote_name
     names = ", ".join(map(quote, (*rows.query.values_select, *rows.query.annotation_select)))
     return databases.ask(rows.db, f"SELECT {names}, count(*) FROM ({sql}) AS found GROUP BY {names}", *params)

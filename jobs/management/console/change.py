@@ -61,7 +61,7 @@ def _change(operation: Operation, out: JobsCommand, args: Namespace) -> None:
     if not args.ids:
         selection = which(args, operation.meant)
         # A dry run reads many rows at once.
-        jobs, total = selection.jobs() if args.dry_run else selection.jobs("pk"), selection.count()
+        jobs, total = selection.jobs(*operation.reads if args.dry_run else ()), selection.count()
     said = time.monotonic()
     done: Counter[bool] = Counter()
     refused: list[dict[str, str]] = []

@@ -160,13 +160,14 @@ def test_rows_that_the_database_does_not_give_back_stop_no_claim(runner, slots, 
 def test_a_loop_that_is_woken_for_plain_jobs_lets_them_go_first(node, monkeypatch):
     worker_state.queues = [QUEUE]
     monkeypatch.setattr(aio_bodies, "BEHIND", 0.5)
+    monkeypatch.setattr(aio_bodies, "WITHIN", 60.0)
     # Looks that nobody asked for would count as well.
     monkeypatch.setattr(AsyncRunner, "patience", 60.0)
     bodies = Bodies((empty.name,))
     try:
         bodies.start(current_app._get_current_object(), "here")
-        wait_for(lambda: bodies._vain == 1, 10, "it has looked at its start")
-        for looks in range(2, 10):
+        wait_for(lambda: bodies._vain_at > 0, 10, "it has looked at its start")
+        for looks in range(1, 9):
             began = time.monotonic()
             bodies._wakeup.send()
             wait_for(lambda: bodies._vain == looks, 10, "it has looked")  # noqa: B023
@@ -175,6 +176,13 @@ def test_a_loop_that_is_woken_for_plain_jobs_lets_them_go_first(node, monkeypatc
         bodies._wakeup.send()
         wait_ended(result.id)
         wait_for(lambda: bodies._vain <= 1, 10, "it has found one")
+        # One now and then is no stream.
+        monkeypatch.setattr(aio_bodies, "WITHIN", 0.0)
+        for _ in range(5):
+            at = bodies._vain_at
+            bodies._wakeup.send()
+            wait_for(lambda: bodies._vain_at > at, 10, "it has looked")  # noqa: B023
+        assert bodies._vain == 0
     finally:
         bodies.retire()
         bodies.wait()

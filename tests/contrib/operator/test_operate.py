@@ -225,6 +225,18 @@ def test_who_asks_before_counts_without_what_the_list_shows_of_each(staff, djang
     assert not any("error" in sql for sql in counts)
 
 
+def test_of_very_many_the_newest_are_looked_at_to_say_how_many(staff, monkeypatch):
+    client = staff("retry_job")
+    make("failed", task="shop.tasks.other")
+    jobs = [make("failed", task=f"shop.tasks.{name}") for name in ("other", "this", "other")]
+    monkeypatch.setattr(many, "COUNTED", 3)
+    text, _, _ = choose(client, "retry", jobs[0], query="task=shop.tasks.other")
+    assert "All that match the filters of the list: 2 of the newest, and perhaps more" in text
+    monkeypatch.setattr(many, "COUNTED", 5)
+    text, _, _ = choose(client, "retry", jobs[0], query="task=shop.tasks.other")
+    assert "All that match the filters of the list: 3" in text
+
+
 def test_all_that_match_the_filters_and_no_other(staff):
     client = staff("cancel_job")
     jobs = [make("ready") for _ in range(5)]

@@ -110,9 +110,9 @@ def test_each_job_comes_once_although_it_leaves_the_selection():
     for _ in range(5):
         make("ready")
     found = []
-    for key, alias in Selection(states=["ready"]):
-        Job.objects.using(alias).filter(pk=key).update(state="cancelled", finished_at=timezone.now())
-        found.append(key)
+    for job in Selection(states=["ready"]).jobs():
+        Job.objects.filter(pk=job.pk).update(state="cancelled", finished_at=timezone.now())
+        found.append(job.pk)
     assert len(found) == len(set(found)) == 5
 
 
@@ -215,8 +215,8 @@ def test_by_the_time_of_the_call(is_foreign):
         )
         expected = {new.pk, recent.pk}, {old.pk, ancient.pk}
     hour_ago = moment("1h")
-    assert {job for job, _ in Selection(values={"since": hour_ago})} == expected[0]
-    assert {job for job, _ in Selection(values={"until": hour_ago})} == expected[1]
+    assert {job.pk for job in Selection(values={"since": hour_ago}).jobs()} == expected[0]
+    assert {job.pk for job in Selection(values={"until": hour_ago}).jobs()} == expected[1]
 
 
 def test_a_retry_goes_where_the_row_says(node):

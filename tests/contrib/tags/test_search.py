@@ -96,7 +96,7 @@ def test_a_tag_is_found_by_its_index():
     def find():
         assert len(found("user=5")) == 1
         Selection.of({"tag": "user=5"}).count()
-        assert len(list(Selection.of({"tag": "user=5"}, ["failed", "ready"]))) == 1
+        assert len(list(Selection.of({"tag": "user=5"}, ["failed", "ready"]).jobs())) == 1
 
     plans.assert_indexed("tag", find)
     [(sql, params), *_rest] = plans.asked_by(lambda: found("user=5"))

@@ -40,7 +40,7 @@ SEEN = 1000  #: The filter counts the failed ones among this many of the newest 
 BUDGET = 2.0  #: Seconds of work in one request. The next request goes on from there.
 STEP = 100  #: Rows that one query reads.
 NAMED = 10  #: At most this many refusals are named.
-COUNTED = 10_000  #: At most this many jobs are counted for the question.
+COUNTED = 20_000  #: Of each state the newest so many are looked at, to count for the question those that match.
 FIRST = str(uuid.UUID(int=0))  #: Before all ids.
 
 
@@ -194,6 +194,7 @@ class ManyJobsAdmin(JobAdmin):
         """Ask whether the chosen jobs are meant, or all that the list's filters match."""
         keys = [str(key) for key in chosen.values_list("pk", flat=True)[: self.list_per_page]]
         matching = self.matching(request, operation)
+        counted = [_count(rows, state) for state, rows in matching.items()]
         return self.render(
             request,
             "job/confirm.html",
@@ -201,9 +202,8 @@ class ManyJobsAdmin(JobAdmin):
             operation=operation,
             number=len(keys),
             keys=json.dumps(keys),
-            # Not sorted: so the count may stop where it has enough. And without what the list shows of each.
-            all=sum(rows.order_by().values("pk")[: COUNTED + 1].count() for rows in matching.values()),
-            at_most=COUNTED,
+            all=sum(number for number, _ in counted),
+            is_all=all(is_all for _, is_all in counted),
             states=[state.label for state in operation.states],
             meant=[state.label for state in matching],
             action=_next(request),
@@ -252,6 +252,15 @@ class ManyJobsAdmin(JobAdmin):
         if asked is None:
             return {state: Selection(states=[state]).narrow(rows) for state in operation.meant}
         return {state: rows for state in operation.states if state == asked}
+
+
+def _count(rows: QuerySet[Job], state: State) -> tuple[int, bool]:
+    """How many there are among the newest of the state, and whether these are all of it."""
+    newest = Selection(states=[state]).rows(rows.db).order_by("-pk").values_list("pk", flat=True)
+    last = list(newest[COUNTED - 1 : COUNTED])
+    found = rows.filter(pk__gte=last[0]) if last else rows
+    # Without what the list shows of each.
+    return found.order_by().values("pk").count(), not last
 
 
 def _next(request: HttpRequest) -> str:
