@@ -48,6 +48,7 @@ CURES = {
     "flag": "say that it was done in the transaction that completes the job (leave atomic=False out), not before it",
     "transaction": "commit together what belongs together: leave atomic=False out, or put it into one "
     "transaction.atomic() with once()",
+    "step": "put it into a step, self.step(name, function, ...): what stands between steps runs again with each run",
     "again": "let a second run go on from what the first one committed: once(), guard() and a look at the row",
     "marker": "leave the marker in the transaction of the effects: idempotency_key= of an atomic task does",
 }
@@ -247,7 +248,8 @@ class Examiner:
             says = f"the job does not succeed: {found.failure}"
             findings.append(Finding("failed", fault, file, line, CURES["again"], says=[says]))
         elif differences := self.varying.differences(expected, found):
-            cure = cure or CURES["hook" if _lost_by(after) == "hook" else "transaction"]
+            usual = "step" if getattr(self.task, "durable", False) else "transaction"
+            cure = cure or CURES["hook" if _lost_by(after) == "hook" else usual]
             findings.append(Finding("rows", fault, file, line, cure, differences, [str(each) for each in differences]))
         return findings
 

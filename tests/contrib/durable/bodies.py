@@ -61,6 +61,13 @@ def rests(self, key: str):
     self.step("after", leave, f"{key}:after")
 
 
+@shared_task(bind=True, durable=True, name="tests.durable.acts_between_steps")
+def acts_between_steps(self, key: str):
+    self.step("before", leave, f"{key}:before")
+    leave(f"{key}:between")
+    self.step("after", leave, f"{key}:after")
+
+
 @shared_task(bind=True, durable=True, name="tests.durable.catches")
 def catches(self, key: str):
     try:

@@ -14,9 +14,9 @@ from django.db import connection
 import jobs
 from jobs.contrib.durable.models import Signal, Step
 from jobs.models import Job
-from jobs.testing import assert_idempotent
+from jobs.testing import NotIdempotent, assert_idempotent
 from tests.contrib.durable.asynchronous import awaits
-from tests.contrib.durable.bodies import deployed, invites, onboard_fast, rests, ten_steps, waits
+from tests.contrib.durable.bodies import acts_between_steps, deployed, invites, onboard_fast, rests, ten_steps, waits
 from tests.helpers.harness import ROOT, Worker, effects, environment, wait_ended, wait_reached
 from tests.helpers.servers import wait_for
 
@@ -170,3 +170,17 @@ def test_old_and_new_code_side_by_side():
 @pytest.mark.parametrize("task", [rests, invites], ids=lambda task: task.name)
 def test_the_crash_kit_knows_steps(task):
     assert_idempotent(task, "a")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_crash_kit_says_what_to_do_with_what_is_done_between_steps():
+    with pytest.raises(NotIdempotent, match="put it into a step"):
+        assert_idempotent(acts_between_steps, "a")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_crash_kit_knows_waits_whose_signal_is_there():
+    jobs.signal("k", 7)
+    assert_idempotent(waits, "k")
