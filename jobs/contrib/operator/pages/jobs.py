@@ -40,7 +40,7 @@ SEEN = 1000  #: The filter counts the failed ones among this many of the newest 
 BUDGET = 2.0  #: Seconds of work in one request. The next request goes on from there.
 STEP = 100  #: Rows that one query reads.
 NAMED = 10  #: At most this many refusals are named.
-COUNTED = 20_000  #: Of each state the newest so many are looked at, to count for the question those that match.
+COUNTED = 10_000  #: Of each state so many are looked at, to count for the question those that match.
 FIRST = str(uuid.UUID(int=0))  #: Before all ids.
 
 
@@ -255,12 +255,15 @@ class ManyJobsAdmin(JobAdmin):
 
 
 def _count(rows: QuerySet[Job], state: State) -> tuple[int, bool]:
-    """How many there are among the newest of the state, and whether these are all of it."""
+    """How many there are, and whether these are all. Of what ended, which is without end, the newest are looked at."""
+    # Not sorted, and without what the list shows of each.
+    found = rows.order_by().values("pk")
+    if state in LIVE:
+        number = found[:COUNTED].count()
+        return number, number < COUNTED
     newest = Selection(states=[state]).rows(rows.db).order_by("-pk").values_list("pk", flat=True)
     last = list(newest[COUNTED - 1 : COUNTED])
-    found = rows.filter(pk__gte=last[0]) if last else rows
-    # Without what the list shows of each.
-    return found.order_by().values("pk").count(), not last
+    return (found.filter(pk__gte=last[0]) if last else found).count(), not last
 
 
 def _next(request: HttpRequest) -> str:
