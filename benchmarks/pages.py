@@ -45,7 +45,7 @@ class Page:
 
 
 #: The limits for the median, and for the number of statements on all connections.
-DASHBOARD = Bound(milliseconds=300, queries=70)
+DASHBOARD = Bound(milliseconds=200, queries=30)
 
 LIST, CHOSEN = "/admin/jobs/job/", {"_selected_action": "{failed}"}
 

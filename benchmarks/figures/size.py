@@ -68,7 +68,7 @@ class Size(Figure):
     parts = ({"rows": ROWS, "number": 1_000, "drained": 4_000, "seconds": 40, "calls": 150},)
     rounds = 2
     quick_parts = ({"rows": 20_000, "number": 200, "drained": 400, "seconds": 20, "calls": 20},)
-    timeout = 1800.0
+    timeout = 600.0
 
     def measure(
         self,

@@ -34,7 +34,7 @@ class Sqlite(Figure):
             key="idem_per_s",
             peer="jobs-sqlite",
             against=("huey-sqlite",),
-            least=0.9,
+            least=1.0,
             says="SQLite: idem, beside Huey",
         ),
         Goal(

@@ -6,7 +6,7 @@ Who did it, when and why is written into the job's history, together with the tr
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from typing import Any, ClassVar, NamedTuple
 
@@ -19,6 +19,7 @@ from jobs.lifecycle import transitions, unique
 from jobs.lifecycle.transitions import UniqueBusy, UniqueTaken
 from jobs.models import WAITING, Job, State
 from jobs.operations import note, signed
+from jobs.operations.selection import Selection
 from jobs.store import databases
 
 
@@ -111,6 +112,11 @@ class Operation:
             return Outcome(False, STAYS, {**values, "why": str(exc)})
         _success, promise = self.said.get(job.state, SAID)
         return Outcome(True, promise, values)
+
+    def attempt_all(self, selection: Selection, dry_run: bool = False) -> Iterator[tuple[uuid.UUID, Outcome]]:
+        """Do it to each job of a selection; a dry run reads many rows at once."""
+        for job in selection.jobs(*self.reads if dry_run else ()):
+            yield job.pk, self.foresee(job) if dry_run else self.attempt(job.pk)
 
     def _values(self, state: str) -> dict[str, Any]:
         return {"participle": self.participle, "state": dict(State.choices).get(state, state)}

@@ -82,8 +82,7 @@ def _do(
     if (which is None) == (not fields):
         raise TypeError(f"jobs.{name}() needs to know which jobs: their ids or a queryset, or what they have in common")
     if which is None:
-        jobs = _selection(name, fields, operation.meant).jobs(*operation.reads if dry_run else ())
-        outcomes = ((job.pk, operation.foresee(job) if dry_run else operation.attempt(job.pk)) for job in jobs)
+        outcomes = operation.attempt_all(_selection(name, fields, operation.meant), dry_run)
     else:
         outcomes = ((key, operation.attempt(key, dry_run)) for key in dict.fromkeys(_keys(which)))
     done, refused = 0, {}

@@ -7,12 +7,13 @@ from collections import Counter, defaultdict
 from typing import Any
 
 from django.db import Error
-from django.db.models import Count, OuterRef, Q, Subquery
+from django.db.models import Case, Count, F, OuterRef, Q, Subquery, When
 from django.db.models.fields.json import KeyTextTransform
 from django.db.models.functions import Now
 
 from jobs import extensions
 from jobs.conf import conf
+from jobs.contrib.operator.statistics import Seconds
 from jobs.contrib.operator.store import estimate, grouped, heads, running_by_node, scheduled
 from jobs.inspection import counts
 from jobs.inspection.counts import age_of, seconds_of, workers
@@ -70,6 +71,7 @@ class Live:
     def __init__(self) -> None:
         self.queues: dict[str, dict[str, Any]] = defaultdict(IDLE.copy)
         self.unknown: Counter[str] = Counter()
+        self.late: list[float] = []  #: For how many seconds each scheduled job is due that is not ready yet.
         self.running: Counter[uuid.UUID] = Counter()  #: How many jobs each worker runs.
         for alias in conf().DATABASES:
             self._count(alias)
@@ -82,8 +84,9 @@ class Live:
             queue["oldest_ready_seconds"] = max(queue["oldest_ready_seconds"] or 0.0, head.seconds)
             queue["capped"] |= head.number >= counts.MOST
         held = rows.filter(HELD).order_by("queue", "id").values_list("queue")
-        waiting = scheduled(using).filter(run_at__lt=PARKED)
-        kinds = waiting.annotate(kind=KeyTextTransform("type", "error")).values_list("queue", "task", "kind")
+        late = Case(When(run_at__lte=Now(), then=Seconds(F("age"))))
+        first = scheduled(using).filter(run_at__lt=PARKED).annotate(kind=KeyTextTransform("type", "error"), late=late)
+        kinds = first.values_list("queue", "task", "kind", "late")
         parked = rows.filter(state=State.SCHEDULED, run_at=PARKED).values_list("queue", "task")
         for found, keys in ((held, ("ready", "held")), (kinds, ("scheduled",)), (parked, ("scheduled", "parked"))):
             numbers = grouped(found[: counts.MOST])
@@ -94,14 +97,11 @@ class Live:
                 queues[name]["capped"] |= is_capped
                 if rest and (found is parked or rest[1] == counts.UNKNOWN):
                     self.unknown[rest[0]] += count
+                if found is kinds and rest[2] is not None:
+                    self.late += [float(rest[2])] * count
         for name, node, count in rows.filter(state=State.RUNNING).values_list("queue", "node_id").annotate(Count("pk")):
             queues[name]["running"] += count
             self.running[node] += count
-
-    def late(self) -> list[float]:
-        """For how many seconds each scheduled job is due that is not ready yet."""
-        due = [scheduled(alias).filter(run_at__lte=Now()).values_list("age", flat=True) for alias in conf().DATABASES]
-        return [age.total_seconds() for ages in due for age in ages[: counts.MOST]]
 
     def total(self, state: str) -> int:
         return sum(queue[state] for queue in self.queues.values())
@@ -134,7 +134,7 @@ def gather(live: bool) -> dict[str, Any]:
     ``estimated`` says that the numbers of the ended ones are the server's estimates.
     """
     counted = Live()
-    queues, late = counted.queues, counted.late()
+    queues, late = counted.queues, counted.late
     jobs: dict[str, Any] = {str(state): counted.total(state) for state in LIVE}
     jobs |= {str(state): None if live else 0 for state in ENDED}
     ended = [] if live else [_ended(alias) for alias in conf().DATABASES]

@@ -56,30 +56,22 @@ def _change(operation: Operation, out: JobsCommand, args: Namespace) -> None:
         operation = operation.told(getattr(args, "to", ""), me(), args.why)
     if bool(args.ids) == any(getattr(args, name) is not None for name in ("state", *FIELDS)):
         raise CommandError(f"Say which jobs to {operation.name}: their ids, or what they have in common (--task, ...).")
-    jobs: Iterable[Any] = dict.fromkeys(args.ids)
+    outcomes: Iterable[tuple[Any, Outcome]]
+    outcomes = ((text, _attempt(operation, text, args.dry_run)) for text in dict.fromkeys(args.ids))
     total = len(args.ids)
     if not args.ids:
         selection = which(args, operation.meant)
-        # A dry run reads many rows at once.
-        jobs, total = selection.jobs(*operation.reads if args.dry_run else ()), selection.count()
+        outcomes, total = operation.attempt_all(selection, args.dry_run), selection.count()
     said = time.monotonic()
     done: Counter[bool] = Counter()
     refused: list[dict[str, str]] = []
-    for number, job in enumerate(jobs, 1):
-        text = str(getattr(job, "pk", job))
-        try:
-            if args.dry_run and not args.ids:
-                outcome = operation.foresee(job)
-            else:
-                outcome = operation.attempt(identify(text), args.dry_run)
-        except ValueError as exc:
-            outcome = Outcome(False, str(exc))
+    for number, (key, outcome) in enumerate(outcomes, 1):
         done[outcome.is_done] += 1
         if args.as_json and not outcome.is_done:
-            refused.append({"id": text, "why": outcome.says})
+            refused.append({"id": str(key), "why": outcome.says})
         if args.ids or (not outcome.is_done and done[False] <= NAMED):
             style = out.style.SUCCESS if outcome.is_done else out.style.WARNING
-            out.say(f"{text} {style(outcome.says)}")
+            out.say(f"{key} {style(outcome.says)}")
         if not args.ids and time.monotonic() - said > PROGRESS:
             said = time.monotonic()
             out.warn(f"{number} of {max(total, number)}", out.style.NOTICE)
@@ -94,6 +86,13 @@ def _change(operation: Operation, out: JobsCommand, args: Namespace) -> None:
         would = gettext("%(number)s of %(total)s would not be %(participle)s.")
         could = gettext("%(number)s of %(total)s could not be %(participle)s.")
         raise CommandError((would if args.dry_run else could) % values)
+
+
+def _attempt(operation: Operation, text: str, dry_run: bool) -> Outcome:
+    try:
+        return operation.attempt(identify(text), dry_run)
+    except ValueError as exc:
+        return Outcome(False, str(exc))
 
 
 def _subcommand(operation: Operation) -> Subcommand:

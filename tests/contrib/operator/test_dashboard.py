@@ -196,7 +196,7 @@ def test_it_takes_few_queries_however_much_there_is(staff):
         make("running")
         tally(2 * MINUTE, 1, task=f"task{number}", state="failed", error="E")
     # PostgreSQL is asked for its heartbeats and its identity, too.
-    assert queries() == few <= 34 + 3 * (connection.vendor == "postgresql")
+    assert queries() == few <= 33 + 3 * (connection.vendor == "postgresql")
 
 
 def test_a_spike_is_cut_and_said():
