@@ -232,9 +232,20 @@ def test_of_very_many_the_newest_are_looked_at_to_say_how_many(staff, monkeypatc
     monkeypatch.setattr(many, "COUNTED", 3)
     text, _, _ = choose(client, "retry", jobs[0], query="task=shop.tasks.other")
     assert "All that match the filters of the list: 2, and perhaps more" in text
-    monkeypatch.setattr(many, "COUNTED", 5)
+    monkeypatch.setattr(many, "COUNTED", 4)
     text, _, _ = choose(client, "retry", jobs[0], query="task=shop.tasks.other")
     assert "All that match the filters of the list: 3 (" in text
+
+
+def test_of_very_many_that_wait_so_many_are_counted_to_say_how_many(staff, monkeypatch):
+    client = staff("cancel_job")
+    jobs = [make("ready") for _ in range(4)]
+    monkeypatch.setattr(many, "COUNTED", 3)
+    text, _, _ = choose(client, "cancel", jobs[0], query="state__exact=ready")
+    assert "All that match the filters of the list: 3, and perhaps more" in text
+    monkeypatch.setattr(many, "COUNTED", 4)
+    text, _, _ = choose(client, "cancel", jobs[0], query="state__exact=ready")
+    assert "All that match the filters of the list: 4 (" in text
 
 
 def test_all_that_match_the_filters_and_no_other(staff):

@@ -259,11 +259,13 @@ def _count(rows: QuerySet[Job], state: State) -> tuple[int, bool]:
     # Not sorted, and without what the list shows of each.
     found = rows.order_by().values("pk")
     if state in LIVE:
-        number = found[:COUNTED].count()
-        return number, number < COUNTED
+        # One more than is told: exactly so many are all.
+        number = found[: COUNTED + 1].count()
+        return min(number, COUNTED), number <= COUNTED
     newest = Selection(states=[state]).rows(rows.db).order_by("-pk").values_list("pk", flat=True)
-    last = list(newest[COUNTED - 1 : COUNTED])
-    return (found.filter(pk__gte=last[0]) if last else found).count(), not last
+    end = list(newest[COUNTED - 1 : COUNTED + 1])
+    is_all = len(end) < 2
+    return (found if is_all else found.filter(pk__gte=end[0])).count(), is_all
 
 
 def _next(request: HttpRequest) -> str:
