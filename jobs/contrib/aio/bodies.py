@@ -38,6 +38,10 @@ from jobs.lifecycle.worker_state import AWAITS, REVOKED, ProcessState, worker_st
 #: How many a process claims at first; while there are more, so many times as many. So others get some of a few.
 FIRST, GROWTH, MOST = 10, 2, 200
 
+#: A process that has got as many as it asked for, and had asked for fewer than so many, waits so many seconds before it
+#: asks for more: the others that it has woken take their share of a few.
+FEW, TURN = 40, 0.01
+
 #: So many are begun before the first of them gets to its coroutine.
 BEGUN = 50
 
@@ -151,7 +155,7 @@ class Bodies:
         size = FIRST
         while True:
             self._woken.clear()
-            is_more, before = False, self._taken
+            is_more, before, asked = False, self._taken, size
             if self._slots and not self._is_retired:
                 assert self._executor is not None
                 taken: asyncio.Future[tuple[bool, int]] = self.loop.create_future()
@@ -160,7 +164,10 @@ class Bodies:
                 now = time.monotonic()
                 is_stream = self._taken == before and now - self._vain_at < WITHIN
                 self._vain, self._vain_at = self._vain + 1 if is_stream else 0, now
-            if not is_more or not self._slots:
+            if is_more and self._slots:
+                if asked < FEW:
+                    await asyncio.sleep(TURN)
+            else:
                 await self._sleep(not self._slots or self._is_retired)
 
     def _take(self, size: int, taken: asyncio.Future[tuple[bool, int]]) -> None:
@@ -172,8 +179,8 @@ class Bodies:
         try:
             is_more = self._take_some(size)
             size = min(GROWTH * size, MOST) if is_more else FIRST
-            waiting = self._taken - self._started
-            if is_more and self._slots and 2 * waiting <= len(self.running) and not (self._is_retired or self._is_away):
+            is_free = bool(self._slots) and not (self._is_retired or self._is_away)
+            if is_more and is_free and size > FEW and 2 * (self._taken - self._started) <= len(self.running):
                 assert self._executor is not None
                 self._executor.submit(self._take, size, taken)
             else:

@@ -188,6 +188,23 @@ def test_a_loop_that_is_woken_for_plain_jobs_lets_them_go_first(node, monkeypatc
         bodies.wait()
 
 
+@pytest.mark.parametrize("number", [20, 40])
+def test_of_a_few_that_come_at_once_others_get_their_share(number, node, monkeypatch):
+    worker_state.queues = [QUEUE]
+    monkeypatch.setattr(aio_bodies, "TURN", 60.0)
+    bodies = Bodies((empty.name,))
+    monkeypatch.setattr(bodies, "_begin", lambda run: (run, None, None, 1e9))
+    other = AsyncRunner(current_app._get_current_object(), "here", (empty.name,), worker_state.take_block(1)[0], Wakeup())
+    try:
+        fill(number)
+        bodies.start(current_app._get_current_object(), "here")
+        wait_for(lambda: bodies._started, 10, "it has claimed some")
+        runs, _ = other.take_some(worker_state.take_block(number))
+        assert len(runs) >= number / 2
+    finally:
+        bodies.retire()
+
+
 @on_postgresql
 def test_a_run_makes_few_calls(node, settings, monkeypatch):
     """Functions of ours that 100 empty bodies go through, from the claim to the end, in both threads."""
