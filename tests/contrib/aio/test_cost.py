@@ -194,13 +194,13 @@ def test_of_a_few_that_come_at_once_others_get_their_share(number, node, monkeyp
     monkeypatch.setattr(aio_bodies, "TURN", 60.0)
     bodies = Bodies((empty.name,))
     monkeypatch.setattr(bodies, "_begin", lambda run: (run, None, None, 1e9))
-    app, [first] = current_app._get_current_object(), worker_state.take_block(1)
+    app, (first, *slots) = current_app._get_current_object(), worker_state.take_block(number)
     other = AsyncRunner(app, "here", (empty.name,), first, Wakeup())
     try:
         fill(number)
         bodies.start(app, "here")
         wait_for(lambda: bodies._started, 10, "it has claimed some")
-        runs, _ = other.take_some(worker_state.take_block(number))
+        runs, _ = other.take_some(slots)
         assert len(runs) >= number / 2
     finally:
         bodies.retire()
