@@ -405,6 +405,39 @@ def test_celery_hears_of_it_as_of_every_task():
     assert heard == [(name, returns.name) for name in ("prerun", "success", "postrun")]
 
 
+@shared_task(bind=True, max_retries=1)
+async def tries_twice(self):
+    await asyncio.sleep(0)
+    try:
+        raise LookupError("the first one")
+    except LookupError as exc:
+        raise self.retry(exc=exc, countdown=0) from None
+
+
+def test_celery_hears_of_its_retry_and_its_failure():
+    heard = []
+
+    def retried(sender=None, request=None, reason=None, einfo=None, **kwargs):
+        heard.append(("retry", sender.name, request.id, str(reason)))
+
+    def failed(sender=None, task_id=None, exception=None, **kwargs):
+        heard.append(("failure", sender.name, task_id, repr(exception)))
+
+    signals.task_retry.connect(retried)
+    signals.task_failure.connect(failed)
+    try:
+        result = tries_twice.delay()
+        run_ready()
+        run_ready()
+    finally:
+        signals.task_retry.disconnect(retried)
+        signals.task_failure.disconnect(failed)
+    kind, name, key, why = heard[0]
+    assert (kind, name, key) == ("retry", tries_twice.name, result.id)
+    assert "the first one" in why
+    assert heard[1:] == [("failure", tries_twice.name, result.id, repr(LookupError("the first one")))]
+
+
 @shared_task(bind=True)
 async def progresses(self):
     self.progress(1, 2, "half")

@@ -128,25 +128,56 @@ def test_a_queue_may_be_of_async_bodies_only(tmp_path):
 # Connections
 
 
-@pytest.mark.skipif("connection.vendor != 'postgresql'", reason="the server counts its connections")
-def test_a_process_with_many_bodies_has_three_connections_at_the_most(tmp_path):
+on_postgresql = pytest.mark.skipif("connection.vendor != 'postgresql'", reason="the server counts its connections")
+
+
+def count() -> int:
     with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")
+        return cursor.fetchone()[0]
 
-        def count() -> int:
-            cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")
-            return cursor.fetchone()[0]
 
-        with Worker(concurrency=1):
-            wait_ended(plain.delay("warm").id)
-            before = count()
-            results = [holds.delay(str(n), str(tmp_path)) for n in range(100)]
-            for n in range(100):
-                begun(tmp_path, str(n))
-            # The process that runs plain bodies had one already.
-            assert count() - before <= 2
-            let_go(tmp_path, *map(str, range(100)))
-            wait_ended(*[result.id for result in results])
-            assert count() - before <= 2
+@on_postgresql
+def test_a_process_with_many_bodies_has_three_connections_at_the_most(tmp_path):
+    with Worker(concurrency=1):
+        wait_ended(plain.delay("warm").id)
+        before = count()
+        results = [holds.delay(str(n), str(tmp_path)) for n in range(100)]
+        for n in range(100):
+            begun(tmp_path, str(n))
+        # The process that runs plain bodies had one already.
+        assert count() - before <= 2
+        let_go(tmp_path, *map(str, range(100)))
+        wait_ended(*[result.id for result in results])
+        assert count() - before <= 2
+
+
+@shared_task(bind=True)
+async def looks_twice(self, key, directory):
+    """A thousand of them ask the database when they begin and when they end, and hold nothing between."""
+    await Effect.objects.acount()
+    Path(directory, key).touch()
+    async with asyncio.timeout(60):
+        while not Path(directory, "gate").exists():
+            await asyncio.sleep(1)
+    await Effect.objects.acount()
+    return self.commit(save, key)
+
+
+@on_postgresql
+def test_a_thousand_bodies_in_each_of_two_processes_need_three_connections_each(tmp_path):
+    own = count()
+    with Worker(concurrency=2, **settings(ASYNC_CONCURRENCY=1000)):
+        results = looks_twice.delay_many([(str(n), str(tmp_path)) for n in range(2000)])
+        wait_for(lambda: len(os.listdir(tmp_path)) == 2000, 60, "all have begun")
+        # The supervisor has three of its own, and the broker of these tests is the database: two more.
+        most = 2 * 3 + 3 + 2
+        assert count() - own <= most
+        (tmp_path / "gate").touch()
+        wait_ended(*[result.id for result in results], timeout=60)
+        assert count() - own <= most
+    pids = list(Effect.objects.values_list("pid", flat=True))
+    assert sorted(pids.count(pid) for pid in set(pids)) == [1000, 1000]
 
 
 @shared_task(bind=True)

@@ -18,6 +18,7 @@ from jobs.lifecycle.run import current_job
 from jobs.models import Job
 from tests.models import Effect
 from tests.tasks import effect as child_effect
+from tests.tasks import noop
 
 DAY = datetime.timedelta(days=1)
 
@@ -52,6 +53,16 @@ def onboard(self, key: str):
 @shared_task(bind=True, durable=True, name="tests.durable.steps")
 def steps(self, keys: list, **options):
     return [self.step(key, leave, key, **options) for key in keys]
+
+
+@shared_task(bind=True, durable=True, name="tests.durable.goes_far")
+def goes_far(self, number: int):
+    for each in range(number // 2):
+        self.step("it", leave, f"{each}")
+    self.wait_for("go on")
+    for each in range(number // 2, number):
+        self.step("it", leave, f"{each}")
+    return number
 
 
 @shared_task(bind=True, durable=True, name="tests.durable.rests")
@@ -164,6 +175,25 @@ def hangs(self, key: str, path: str):
     self.step("two", hang, path, f"{key}:two")
 
 
+@shared_task(bind=True, durable=True, name="tests.durable.naps", soft_time_limit=1)
+def naps(self, key: str):
+    self.step("one", leave, f"{key}:one", on_cancel=undo)
+    self.step("two", hang, "/nowhere", f"{key}:two")
+
+
+@shared_task(bind=True, durable=True, name="tests.durable.stays_in_a_step")
+def stays_in_a_step(self, key: str, path: str):
+    self.step("one", leave, f"{key}:one", on_cancel=undo)
+    Path(path).touch()
+    self.step("two", hang, "/nowhere", f"{key}:two", on_cancel=undo)
+
+
+@shared_task(bind=True, durable=True, name="tests.durable.dozes")
+def dozes(self, key: str):
+    self.sleep(0.5)
+    self.step("after", leave, f"{key}:after")
+
+
 def lose(path: str, key: str) -> None:
     leave(key)
     if not Path(path).exists():
@@ -184,6 +214,11 @@ def invites(self, key: str):
     mails = self.gather([child_effect.s(f"{key}:{friend}") for friend in ("ann", "bob")])
     self.step("two", leave, f"{key}:two")
     return mails
+
+
+@shared_task(bind=True, durable=True, name="tests.durable.many_children")
+def many_children(self, number: int):
+    return len(self.gather([noop.s(each) for each in range(number)]))
 
 
 def nap(seconds: float) -> None:

@@ -811,13 +811,19 @@ def test_too_many_steps_are_refused_with_the_cure(monkeypatch):
     assert [job_of(each).state for each in (fine, too_many)] == ["succeeded", "failed"]
 
 
-@shared_task(bind=True, durable=True, name="tests.durable.many_children")
-def many_children(self, number: int):
-    return len(self.gather([tasks.noop.s(each) for each in range(number)]))
+@pytest.mark.slow
+def test_a_thousand_steps_are_each_done_once():
+    result = bodies.goes_far.delay(1000)
+    run_jobs()
+    jobs.signal("go on")
+    run_jobs()
+    assert job_of(result).result == 1000
+    assert len(CALLS) == 1000
+    assert Step.objects.filter(job=result.id).count() == 1001
 
 
 def test_children_may_be_more_than_one_statement_reads():
-    result = many_children.delay(600)
+    result = bodies.many_children.delay(600)
     run_jobs()
     assert job_of(result).result == 600
 

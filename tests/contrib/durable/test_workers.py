@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 from django.core.management import call_command
-from django.db import connection
+from django.db import connection, transaction
+from django.db.models.functions import Now
 
 import jobs
+from jobs.contrib.durable.models import Signal
+from jobs.lifecycle import transitions
 from jobs.models import Job
 from tests.contrib.durable.asynchronous import (
     awaits,
@@ -19,7 +22,7 @@ from tests.contrib.durable.asynchronous import (
     stays_too_long,
     two_steps,
 )
-from tests.contrib.durable.bodies import hangs, loses
+from tests.contrib.durable.bodies import dozes, hangs, loses, many_children, naps, stays_in_a_step, waits
 from tests.helpers.harness import Worker, effects, wait_ended
 from tests.helpers.servers import wait_for
 
@@ -45,6 +48,13 @@ def test_many_in_each_pool(pool):
     assert effects() == {f"{number}:{key}": 1 for number in range(10) for key in ALL}
 
 
+@pytest.mark.timeout(400)
+def test_ten_thousand_children():
+    with Worker(*PLAIN, concurrency=2):
+        [job] = wait_ended(many_children.delay(10_000).id, timeout=300)
+    assert job.result == 10_000
+
+
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="a job's row names its session there")
 def test_the_ledger_of_an_awaited_call_is_written_over_the_session_of_the_run(tmp_path):
     with Worker(*BODIES, concurrency=1, TEST_SESSIONS=str(tmp_path / "sessions")):
@@ -57,6 +67,12 @@ def test_the_ledger_of_an_awaited_call_is_written_over_the_session_of_the_run(tm
 def test_a_soft_limit_strikes_in_a_coroutine_and_keeps_its_steps(tmp_path):
     with Worker(*BODIES, concurrency=1):
         [job] = wait_ended(stays.delay("a", str(tmp_path / "stays")).id)
+    assert (job.state, job.error["type"], effects()) == ("failed", "SoftTimeLimitExceeded", {"a:one": 1})
+
+
+def test_a_soft_limit_strikes_in_a_plain_step_and_keeps_those_before():
+    with Worker(*PLAIN, concurrency=1):
+        [job] = wait_ended(naps.delay("a").id)
     assert (job.state, job.error["type"], effects()) == ("failed", "SoftTimeLimitExceeded", {"a:one": 1})
 
 
@@ -103,6 +119,54 @@ def test_what_was_done_is_taken_back(how, tmp_path):
         wait_for(lambda: "undo a:one" in effects(), 20, "it is taken back")
     assert job.state == "cancelled"
     assert effects() == {"a:one": 1, "undo a:one": 1}
+
+
+def test_what_was_done_is_taken_back_of_one_that_is_killed_in_a_plain_step(tmp_path):
+    path = tmp_path / "stays"
+    with Worker(*PLAIN, concurrency=1) as worker:
+        result = stays_in_a_step.delay("a", str(path))
+        wait_for(path.exists, 20, "it stays")
+        call_command("jobs", "kill", str(result.id))
+        [job] = wait_ended(result.id)
+        wait_for(lambda: "undo a:one" in effects(), 20, f"it is taken back: {worker.text()}")
+    assert job.state == "cancelled"
+    assert effects() == {"a:one": 1, "undo a:one": 1}
+
+
+def test_who_wakes_in_a_paused_queue_goes_on_when_it_is_resumed():
+    with Worker(*PLAIN, "-Q", "celery,mail", concurrency=1):
+        result = dozes.delay("a")
+        wait_for(lambda: Job.objects.filter(pk=result.id, waits_for__startswith="sleep:").exists(), 20, "it sleeps")
+        call_command("jobs", "pause", "celery")
+        wait_for(lambda: Job.objects.filter(pk=result.id, run_at__lt=Now()).exists(), 20, "it is due")
+        # Others of this worker run meanwhile, so it looks for jobs.
+        wait_ended(dozes.apply_async(("b",), queue="mail").id)
+        assert effects() == {"b:after": 1}
+        call_command("jobs", "resume", "celery")
+        [job] = wait_ended(result.id)
+    assert (job.state, effects()) == ("succeeded", {"a:after": 1, "b:after": 1})
+
+
+def test_two_workers_that_race_for_one_signal_take_it_once():
+    """Of each key two jobs wait. All are woken by a first signal, and half of them wait on."""
+    keys = [f"race:{number}" for number in range(20)]
+    with Worker(*PLAIN, concurrency=2), Worker(*PLAIN, concurrency=2):
+        results = [waits.delay(key) for key in keys for _ in range(2)]
+        waiting = Job.objects.filter(waits_for__startswith="signal:race:")
+        wait_for(lambda: waiting.count() == 40, 30, "all wait")
+        for number in 1, 2:
+            with transaction.atomic():
+                for key in keys:
+                    jobs.signal(key, number)
+            # Both are woken, whoever looks first.
+            for result in results:
+                transitions.run_now(result.id, "default")
+            done = Job.objects.filter(task=waits.name, state="succeeded")
+            wait_for(lambda: done.count() == 20 * number, 60, "one of each goes on")  # noqa: B023
+            wait_for(lambda: waiting.count() == 40 - 20 * number, 30, "the others wait on")  # noqa: B023
+    found = sorted((job.args[0], job.result) for job in done)
+    assert found == sorted((key, number) for key in keys for number in (1, 2))
+    assert not Signal.objects.filter(taken_by=None).exists()
 
 
 @pytest.mark.parametrize("task", [stays_too_long, returns_late, goes_on_late])

@@ -91,6 +91,14 @@ def test_the_page_shows_each_step(admin_client):
     assert shown["wait for approved:a"].endswith("waits for the signal approved:a")
 
 
+def test_the_page_shows_what_a_wait_was_told(admin_client):
+    job = run(bodies.waits, "k")
+    signals.signal("k", {"by": "ada"})
+    run_jobs()
+    shown = steps_on(text_of(admin_client, job))
+    assert re.search(r'wait done .* \{"by": "ada"\}$', shown["wait for k"])
+
+
 def test_a_sleep_is_over_when_the_job_goes_on_or_has_ended(admin_client):
     job = run(bodies.late, "k")
     page = text_of(admin_client, job)
