@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+from asgiref.sync import sync_to_async
 from django.db import Error
 from django.db.transaction import TransactionManagementError
 
@@ -70,6 +71,8 @@ class Run:
     is_atomic: bool = True
     #: Makes a call that may block, where its body may not.
     aside: Callable[[Callable[[], Any]], Any] = lambda call: call()
+    #: Of a coroutine: awaits a call on the thread that has the run's connection.
+    on_thread: Callable[[Callable[[], Any]], Awaitable[Any]] | None = None
     #: What the body returned.
     result: Any = None
     #: The signature that takes its place (``Task.replace()``).
@@ -120,6 +123,15 @@ def save_cursor(job: Job, value: Any) -> None:
 
 
 above["save_cursor"] = save_cursor
+
+
+async def on_thread(call: Callable[[], Any]) -> Any:
+    """Call it, from a coroutine, over the run's own connection.
+
+    The job's row names that session, and whoever takes the job from a zombie ends it.
+    """
+    run = current_run()
+    return await (sync_to_async(call)() if run is None or run.on_thread is None else run.on_thread(call))
 
 
 def persistently(run: Run, action: Callable[[], bool]) -> bool | None:

@@ -10,7 +10,7 @@ from typing import Any
 from weakref import WeakSet
 
 from jobs.errors import Replaced
-from jobs.lifecycle.run import Run
+from jobs.lifecycle.run import Run, on_thread
 from jobs.lifecycle.worker_state import AWAITS, BODY
 from jobs.models.values import decoded
 
@@ -22,8 +22,8 @@ class Awaited:
     """
 
     def __init__(self, run: Run, on_thread: Callable[[Callable[[], Any]], Awaitable[Any]]) -> None:
-        self.run, self.on_thread = run, on_thread
-        vars(run)["awaited"], run.aside = self, self._aside
+        self.run = run
+        vars(run)["awaited"], run.aside, run.on_thread = self, self._aside, on_thread
         #: What the next call of the task's ``run`` in this run does.
         self.next_call: Callable[..., Any] | None = None
         #: The one that it is, while it is under way, and those that it made.
@@ -82,7 +82,7 @@ class Awaited:
         if asyncio.events._get_running_loop() is None:
             call()
         else:
-            self._aside_calls.append(asyncio.ensure_future(self.on_thread(call)))
+            self._aside_calls.append(asyncio.ensure_future(on_thread(call)))
 
     def strike(self, exc: Exception) -> None:
         """Raise it in the coroutine, where it waits for something."""

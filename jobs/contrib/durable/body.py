@@ -17,11 +17,11 @@ from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
-from jobs.contrib.durable.history import deadline_of, history_of, is_in_step, late, on_thread, suspended
+from jobs.contrib.durable.history import deadline_of, history_of, is_in_step, late, suspended
 from jobs.contrib.durable.models import Step
 from jobs.contrib.durable.signals import check_key
 from jobs.errors import LONGEST
-from jobs.lifecycle.run import current_run
+from jobs.lifecycle.run import current_run, on_thread
 from jobs.lifecycle.transitions import now_plus
 from jobs.models.values import jsonable
 
@@ -165,16 +165,9 @@ async def _awaited(self: Any, function: Callable[..., Any], args: Any, kwargs: A
 
 
 async def _athrough_ledger(self: Any, function: Callable[..., Any], args: Any, kwargs: Any, row: Step) -> Any:
-    around = _ledger(self, row)
-    call = await on_thread(around.__enter__)
-    try:
+    async with _ledger(self, row) as call:
         if not call.done:
-            answer = await function(*args, **_keyed(function, call, kwargs))
-            await on_thread(partial(call.answered, answer))
-    except BaseException as exc:
-        await on_thread(partial(around.__exit__, type(exc), exc, exc.__traceback__))
-        raise
-    await on_thread(partial(around.__exit__, None, None, None))
+            call.answered(await function(*args, **_keyed(function, call, kwargs)))
     return call.answer
 
 

@@ -20,7 +20,6 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
-from asgiref.sync import sync_to_async
 from celery.canvas import Signature
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from celery.utils.time import get_exponential_backoff_interval
@@ -42,7 +41,7 @@ from jobs.errors import Cancel, EffectParked, LostLease, NotSettled
 from jobs.execution import default_retry, finish
 from jobs.execution.pipeline import RERUNS
 from jobs.lifecycle import transitions
-from jobs.lifecycle.run import Run, Suspended, current_run, persistently
+from jobs.lifecycle.run import Run, Suspended, current_run, on_thread, persistently
 from jobs.lifecycle.transitions import NEVER, now_plus
 from jobs.models import LIVE, Cancellation, Job, State
 from jobs.models.values import decoded, jsonable
@@ -93,16 +92,6 @@ class _NotOurs(Exception):
 
 def is_in_step(run: Run) -> bool:
     return _in_awaited_step.get() or ((found := _of(run)) is not None and found.is_in_step)
-
-
-async def on_thread(call: Callable[[], Any]) -> Any:
-    """Call it over the run's own connection.
-
-    The job's row names that session, and whoever takes the job from a zombie ends it.
-    """
-    run = current_run()
-    awaited = None if run is None else vars(run).get("awaited")
-    return await (sync_to_async(call)() if awaited is None else awaited.on_thread(call))
 
 
 def deadline_of(run: Run) -> datetime.datetime | None:

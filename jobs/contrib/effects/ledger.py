@@ -7,8 +7,7 @@ Leach, "Implementing Stripe-like idempotency keys in Postgres", on foreign state
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from django.db import IntegrityError, OperationalError, connections, transaction
@@ -21,13 +20,12 @@ from jobs.contrib.effects.models import Effect
 from jobs.errors import Busy, EffectParked, LostLease
 from jobs.idempotency.keys import joined
 from jobs.lifecycle import transitions
-from jobs.lifecycle.run import Run, current_run, persistently
+from jobs.lifecycle.run import Run, current_run, on_thread, persistently
 from jobs.models.values import decoded, jsonable, safe_repr, scrub
 from jobs.store import databases
 
 
-@contextmanager
-def effect(name: str, *key: Any) -> Iterator[Call]:
+def effect(name: str, *key: Any) -> Block:
     """Make an external call (a payment, an SMS, another service's API) under a row that knows of it.
 
     In the body of a task with ``atomic=False``::
@@ -36,6 +34,8 @@ def effect(name: str, *key: Any) -> Iterator[Call]:
             if not call.done:
                 call.answered(provider.charge(order.amount, idempotency_key=call.key))
         order.charge_id = call.answer["id"]
+
+    In an ``async def`` body it is ``async with``, and what was answered is committed at the end of the block.
 
     The call happens at least once, and a provider that heeds ``call.key`` acts on it once. If an earlier run, or
     another job, was answered under this name and key, ``call.done`` is true and ``call.answer`` is what it got. If one
@@ -59,24 +59,43 @@ def effect(name: str, *key: Any) -> Iterator[Call]:
         EffectParked: a person has to say whether it happened.
         Cancel, LostLease: as ``self.checkpoint()``; no call is made then.
     """
-    run = current_run()
-    if run is None:
-        raise RuntimeError(
-            f"effect({name!r}) belongs to a job: call it in the body of a task that a worker runs, in the thread of "
-            "the body (a plain call of the task, apply() and task_always_eager make no job; in a test enqueue it, and "
-            "run it with run_jobs() of jobs.testing)"
-        )
-    call = Call(run, name, key)
-    run.checkpoint()
-    call._begin()
-    reach("before_call")
-    try:
-        yield call
-    finally:
-        call._write()
-    if not call._is_settled:
-        cure = "say call.answered(answer), with None if there is no answer, or call.not_sent()"
-        raise RuntimeError(f"the block of effect({name!r}) ended and did not say what became of the call: {cure}")
+    return Block(name, key)
+
+
+class Block:
+    """The block of :func:`effect`."""
+
+    def __init__(self, name: str, key: tuple[Any, ...]) -> None:
+        self._name, self._key = name, key
+        self._call: Call
+
+    def __enter__(self) -> Call:
+        if (run := current_run()) is None:
+            raise RuntimeError(
+                f"effect({self._name!r}) belongs to a job: call it in the body of a task that a worker runs, in the "
+                "thread of the body (a plain call of the task, apply() and task_always_eager make no job; in a test "
+                "enqueue it, and run it with run_jobs() of jobs.testing)"
+            )
+        self._call = Call(run, self._name, self._key)
+        run.checkpoint()
+        self._call._begin()
+        reach("before_call")
+        return self._call
+
+    def __exit__(self, kind: Any, exc: BaseException | None, trace: Any) -> None:
+        self._call._write()
+        if exc is None and not self._call._is_settled:
+            what = f"the block of effect({self._name!r}) ended and did not say what became of the call"
+            cure = "say call.answered(answer), with None if there is no answer, or call.not_sent()"
+            raise RuntimeError(f"{what}: {cure}")
+
+    async def __aenter__(self) -> Call:
+        call: Call = await on_thread(self.__enter__)
+        call._is_awaited = True
+        return call
+
+    async def __aexit__(self, *raised: Any) -> None:
+        await on_thread(partial(self.__exit__, *raised))
 
 
 class Call:
@@ -100,6 +119,8 @@ class Call:
         self._run = run
         self._row: Effect
         self._calls = 1
+        #: The block is a coroutine's: what it says is written at its end, on a thread.
+        self._is_awaited = False
         self._pending: dict[str, Any] | None = None
 
     def answered(self, answer: Any) -> None:
@@ -134,7 +155,7 @@ class Call:
                 f"call.{said} of effect({self.name!r}), and it was known already what became of it: {cure}"
             )
         self._is_settled, self._pending = True, values
-        if not connections[self._run.using].in_atomic_block:
+        if not self._is_awaited and not connections[self._run.using].in_atomic_block:
             self._write()
 
     def _begin(self) -> None:

@@ -14,6 +14,7 @@ from celery.exceptions import Reject
 from django.db import IntegrityError, connection, connections
 from django.utils import timezone
 
+import jobs
 from jobs import Cancel, Snooze, Task
 from jobs.lifecycle.run import current_job
 from jobs.models import Job, Marker
@@ -468,6 +469,61 @@ def test_a_conflict_runs_the_commit_again_with_what_it_was_given(monkeypatch):
 
 
 # Beside other extensions
+
+
+with_ledger = pytest.mark.skipif("not find_spec('jobs.contrib.effects')", reason="the ledger is an extension")
+
+
+@shared_task(bind=True, max_retries=1)
+async def pays(self, key):
+    async with jobs.effect("charge", key) as call:
+        if not call.done:
+            ran.append(call.key)
+            await asyncio.sleep(0)
+            call.answered({"id": len(ran)})
+    if self.request.retries == 0:
+        raise self.retry(countdown=0)
+    return self.commit(save, f"{key}:{call.answer['id']}")
+
+
+@with_ledger
+def test_a_call_through_the_ledger_is_made_once():
+    ran.clear()
+    result = pays.delay("a")
+    run_ready()
+    run_ready()
+    assert Job.objects.get(pk=result.id).state == "succeeded"
+    assert (ran, effects()) == (["charge:a"], {"a:1": 1})
+
+
+@shared_task
+async def says_nothing():
+    async with jobs.effect("charge", "b"):
+        await asyncio.sleep(0)
+
+
+@with_ledger
+def test_a_call_of_which_nothing_is_said_is_an_error():
+    job = ended(says_nothing)
+    assert (job.state, job.error["type"]) == ("failed", "RuntimeError")
+    assert "did not say what became of the call" in job.error["message"]
+
+
+@shared_task
+async def answers_no_json():
+    async with jobs.effect("charge", "c") as call:
+        await asyncio.sleep(0)
+        call.answered(object())
+
+
+@with_ledger
+def test_an_answer_that_cannot_be_kept_parks_the_call():
+    from jobs.contrib.effects.models import Effect as Call
+
+    job = ended(answers_no_json)
+    assert (job.state, job.error["type"]) == ("failed", "TypeError")
+    assert "HAS happened and is parked" in job.error["message"]
+    assert Call.objects.get(key="c").state == "parked"
 
 
 @shared_task(bind=True, durable=True)

@@ -204,6 +204,8 @@ def test_of_a_few_that_come_at_once_others_get_their_share(number, node, monkeyp
         assert len(runs) >= number / 2
     finally:
         bodies.retire()
+        bodies.running.clear()
+        bodies.wait()
 
 
 @on_postgresql

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import time
+from importlib.util import find_spec  # noqa: F401
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from django.core.management import call_command
 from django.db import connection, transaction
 
+import jobs
 from jobs.lifecycle import transitions
 from jobs.lifecycle.worker_state import is_alive
 from jobs.models import Job
@@ -389,6 +391,30 @@ def test_limits_and_locks_hold_for_them(task, most, tmp_path):
         wait_ended(*[result.id for result in results], timeout=60)
     assert effects() == {str(n): 1 for n in range(8)}
     assert max(map(int, Effect.objects.values_list("note", flat=True))) == most
+
+
+# The ledger of external calls
+
+
+@shared_task(bind=True)
+async def pays(self, key, path):
+    async with jobs.effect("charge", key) as call:
+        if not call.done:
+            with Path(path).open("a") as file:
+                print(call.key, file=file)
+            call.answered("paid")
+    return self.commit(save, f"{key}:{call.answer}")
+
+
+@pytest.mark.skipif("not find_spec('jobs.contrib.effects')", reason="the ledger is an extension")
+@pytest.mark.parametrize(("point", "calls"), [("before_call", 1), ("after_call", 2), ("after_sent", 1)])
+def test_a_process_that_is_killed_around_a_call_knows_of_it(point, calls, tmp_path):
+    """Between the call and the commit of its answer nobody knows, and it is made again under the same key."""
+    path = tmp_path / "called"
+    with Worker(concurrency=1, sync=f"{point}=kill"):
+        [job] = wait_ended(pays.delay("a", str(path)).id, timeout=60)
+    assert (job.state, effects()) == ("succeeded", {"a:paid": 1})
+    assert path.read_text().split() == ["charge:a"] * calls
 
 
 # Deaths

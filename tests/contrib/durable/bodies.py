@@ -175,8 +175,8 @@ def hangs(self, key: str, path: str):
     self.step("two", hang, path, f"{key}:two")
 
 
-@shared_task(bind=True, durable=True, name="tests.durable.naps", soft_time_limit=1)
-def naps(self, key: str):
+@shared_task(bind=True, durable=True, name="tests.durable.naps_in_a_step", soft_time_limit=1)
+def naps_in_a_step(self, key: str):
     self.step("one", leave, f"{key}:one", on_cancel=undo)
     self.step("two", hang, "/nowhere", f"{key}:two")
 

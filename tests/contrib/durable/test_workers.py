@@ -22,7 +22,7 @@ from tests.contrib.durable.asynchronous import (
     stays_too_long,
     two_steps,
 )
-from tests.contrib.durable.bodies import dozes, hangs, loses, many_children, naps, stays_in_a_step, waits
+from tests.contrib.durable.bodies import dozes, hangs, loses, many_children, naps_in_a_step, stays_in_a_step, waits
 from tests.helpers.harness import Worker, effects, wait_ended
 from tests.helpers.servers import wait_for
 
@@ -72,7 +72,7 @@ def test_a_soft_limit_strikes_in_a_coroutine_and_keeps_its_steps(tmp_path):
 
 def test_a_soft_limit_strikes_in_a_plain_step_and_keeps_those_before():
     with Worker(*PLAIN, concurrency=1):
-        [job] = wait_ended(naps.delay("a").id)
+        [job] = wait_ended(naps_in_a_step.delay("a").id)
     assert (job.state, job.error["type"], effects()) == ("failed", "SoftTimeLimitExceeded", {"a:one": 1})
 
 
