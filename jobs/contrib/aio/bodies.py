@@ -38,8 +38,8 @@ from jobs.lifecycle.worker_state import AWAITS, REVOKED, ProcessState, worker_st
 #: How many a process claims at first; while there are more, so many times as many. So others get some of a few.
 FIRST, GROWTH, MOST = 10, 2, 200
 
-#: A process that has got as many as it asked for, and had asked for fewer than so many, waits so many seconds before it
-#: asks for more: the others that it has woken take their share of a few.
+#: A process that asked for fewer than FEW, and got as many, waits TURN seconds before it asks for more. It has woken
+#: another one, which takes its share meanwhile.
 FEW, TURN = 40, 0.01
 
 #: So many are begun before the first of them gets to its coroutine.

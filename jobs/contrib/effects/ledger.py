@@ -6,6 +6,7 @@ Leach, "Implementing Stripe-like idempotency keys in Postgres", on foreign state
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from functools import partial
 from typing import Any
@@ -95,7 +96,17 @@ class Block:
         return call
 
     async def __aexit__(self, *raised: Any) -> None:
-        await on_thread(partial(self.__exit__, *raised))
+        writes = asyncio.ensure_future(on_thread(partial(self.__exit__, *raised)))
+        struck: BaseException | None = None
+        # Race: a limit strikes, or somebody cancels the job, before the thread comes to this. The call has happened.
+        while not writes.done():
+            try:
+                await asyncio.wait([writes])
+            except BaseException as exc:
+                struck = exc
+        if struck is not None:
+            raise struck
+        writes.result()
 
 
 class Call:

@@ -6,10 +6,12 @@ import subprocess
 import sys
 import threading
 import time
+from importlib.util import find_spec  # noqa: F401
 from pathlib import Path
 
 import pytest
 from celery import current_app, shared_task
+from celery.exceptions import SoftTimeLimitExceeded
 from django.db import IntegrityError, OperationalError, connection
 
 import jobs
@@ -206,6 +208,52 @@ def test_of_a_few_that_come_at_once_others_get_their_share(number, node, monkeyp
         bodies.retire()
         bodies.running.clear()
         bodies.wait()
+
+
+@shared_task(bind=True)
+async def answers(self):
+    """The thread is busy with something else when the answer comes."""
+    async with jobs.effect("charge", "a") as call:
+        process["thread"].submit(process["gate"].wait, 30)
+        call.answered("paid")
+        process["answered"].set()
+
+
+process: dict = {}
+
+
+@pytest.mark.skipif("not find_spec('jobs.contrib.effects')", reason="the ledger is an extension")
+@pytest.mark.parametrize("how", ["strike", "end"])
+def test_what_was_answered_is_written_though_the_body_is_cancelled(how, node):
+    from jobs.contrib.effects.models import Effect
+
+    worker_state.queues = [QUEUE]
+    bodies = Bodies((answers.name,))
+    process.update(gate=threading.Event(), answered=threading.Event())
+    try:
+        bodies.start(current_app._get_current_object(), "here")
+        wait_for(lambda: bodies._executor, 10, "it has its thread")
+        process["thread"] = bodies._executor
+        result = answers.delay()
+        bodies._wakeup.send()
+        assert process["answered"].wait(20)
+        [awaited] = bodies.running.values()
+        told = threading.Event()
+
+        def strike():
+            getattr(awaited, how)(SoftTimeLimitExceeded())
+            bodies.loop.call_later(0.05, told.set)
+
+        bodies.loop.call_soon_threadsafe(strike)
+        assert told.wait(10)
+        process["gate"].set()
+        [job] = wait_ended(result.id)
+    finally:
+        process["gate"].set()
+        bodies.retire()
+        bodies.wait()
+    assert (job.state, job.error["type"]) == ("failed", "SoftTimeLimitExceeded")
+    assert Effect.objects.get().state == "sent"
 
 
 @on_postgresql
