@@ -234,7 +234,7 @@ def test_what_was_answered_is_written_though_the_body_is_cancelled(how, node):
         bodies.start(current_app._get_current_object(), "here")
         wait_for(lambda: bodies._executor, 10, "it has its thread")
         process["thread"] = bodies._executor
-        result = answers.delay()
+        result = answers.apply_async(queue=QUEUE)
         bodies._wakeup.send()
         assert process["answered"].wait(20)
         [awaited] = bodies.running.values()

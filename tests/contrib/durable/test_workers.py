@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from celery import current_app
 from django.core.management import call_command
 from django.db import connection, transaction
 from django.db.models.functions import Now
@@ -134,15 +135,16 @@ def test_what_was_done_is_taken_back_of_one_that_is_killed_in_a_plain_step(tmp_p
 
 
 def test_who_wakes_in_a_paused_queue_goes_on_when_it_is_resumed():
-    with Worker(*PLAIN, "-Q", "celery,mail", concurrency=1):
+    queue = current_app.conf.task_default_queue
+    with Worker(*PLAIN, "-Q", f"{queue},mail", concurrency=1):
         result = dozes.delay("a")
         wait_for(lambda: Job.objects.filter(pk=result.id, waits_for__startswith="sleep:").exists(), 20, "it sleeps")
-        call_command("jobs", "pause", "celery")
+        call_command("jobs", "pause", queue)
         wait_for(lambda: Job.objects.filter(pk=result.id, run_at__lt=Now()).exists(), 20, "it is due")
         # Others of this worker run meanwhile, so it looks for jobs.
         wait_ended(dozes.apply_async(("b",), queue="mail").id)
         assert effects() == {"b:after": 1}
-        call_command("jobs", "resume", "celery")
+        call_command("jobs", "resume", queue)
         [job] = wait_ended(result.id)
     assert (job.state, effects()) == ("succeeded", {"a:after": 1, "b:after": 1})
 
