@@ -369,15 +369,16 @@ class Task(celery.Task):
         """The fencing token of the run's ``lock=``, for ``WHERE fence < token``; None without one."""
         return None if self._run is None else self._run.lock_token
 
-    def commit(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def commit(self, function: Callable[..., Any] | None = None, *args: Any, **kwargs: Any) -> Any:
         """What a body returns to have a function called in the transaction of the job's completion: ``return
         self.commit(save, key, text)``. Its result is the job's.
 
         For an ``async def`` body, which has no transaction while it awaits. Of both, the function's work and the job's
-        completion, the database keeps all or nothing.
+        completion, the database keeps all or nothing. Without a function it is the completion alone, and the result is
+        None.
 
         Raises:
-            TypeError: the function is ``async def``, or none.
+            TypeError: what is given is no function, or an ``async def``.
         """
         return Commit(function, args, kwargs)
 

@@ -12,10 +12,16 @@ from django.db import transaction
 from jobs.store.databases import job_alias
 
 
+def _nothing() -> None:
+    """The completion alone."""
+
+
 class Commit:
     """A function, with its arguments, that is to be called in the transaction of the job's completion."""
 
-    def __init__(self, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    def __init__(self, function: Callable[..., Any] | None, args: Any, kwargs: Any) -> None:
+        if function is None and not (args or kwargs):
+            function = _nothing
         if not callable(function) or iscoroutinefunction(function):
             raise TypeError(
                 f"commit() takes a plain function and its arguments, and not {function!r}: it is called in one short "

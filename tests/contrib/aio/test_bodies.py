@@ -129,6 +129,16 @@ async def waits():
     return None
 
 
+@shared_task(bind=True)
+async def commits_nothing(self):
+    return self.commit()
+
+
+def test_a_commit_of_nothing_is_the_completion_alone():
+    job = ended(commits_nothing)
+    assert (job.state, job.result, job.error) == ("succeeded", None, None)
+
+
 @pytest.mark.parametrize(("function", "says"), [("waits", "await before"), ("__name__", "plain function")])
 def test_what_cannot_be_committed_says_so(function, says):
     job = ended(commits, function)

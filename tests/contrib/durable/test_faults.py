@@ -137,6 +137,39 @@ def test_a_process_that_dies_later_on(at):
 
 @pytest.mark.slow
 @pytest.mark.database
+@pytest.mark.skipif(connection.vendor == "sqlite", reason="who stands still in a transaction has the file's lock")
+@pytest.mark.parametrize(
+    ("task", "at"),
+    [
+        # The wait itself, the step that takes its signal, and the one that calls the children.
+        *((onboard_fast, at) for at in ("before_suspend@2", "before_step@2", "before_step@3")),
+        (awaits, "before_step@3"),
+    ],
+    ids=str,
+)
+def test_a_process_that_stands_still_where_its_signal_comes(task, at):
+    """The signal is there for the run that follows, and whoever stood still takes nothing of it."""
+    with Worker(*BODIES, concurrency=1, sync=f"{at}=stop") as first:
+        result = task.delay("a")
+        if not at.startswith("before_suspend"):
+            wait_for_signal("approved:a")
+            jobs.signal("approved:a", 7)
+        wait_reached(first.directory, at.partition("@")[0])
+        with Worker(*BODIES, concurrency=1):
+            first.signal(signal.SIGSTOP)
+            if at.startswith("before_suspend"):
+                jobs.signal("approved:a", 7)
+            [job] = wait_ended(result.id, timeout=60)
+            first.signal(signal.SIGCONT)
+            time.sleep(0.5)
+    job.refresh_from_db()
+    assert (job.state, job.result) == ("succeeded", [{"key": "a:reserve"}, 7, ["a:ann", "a:bob"]])
+    assert effects() == dict.fromkeys(("a:reserve", "a:ann", "a:bob", "a:charge"), 1)
+    assert [each.taken_by for each in Signal.objects.all()] == [job.pk]
+
+
+@pytest.mark.slow
+@pytest.mark.database
 def test_old_and_new_code_side_by_side():
     """A rolling deploy: who has gone past the change stays on the old way, and who comes after it takes the new one."""
 

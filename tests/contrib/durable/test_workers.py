@@ -9,7 +9,7 @@ from django.db import connection, transaction
 from django.db.models.functions import Now
 
 import jobs
-from jobs.contrib.durable.models import Signal
+from jobs.contrib.durable.models import Signal, Step
 from jobs.lifecycle import transitions
 from jobs.models import Job
 from tests.contrib.durable.asynchronous import (
@@ -24,6 +24,7 @@ from tests.contrib.durable.asynchronous import (
     two_steps,
 )
 from tests.contrib.durable.bodies import dozes, hangs, loses, many_children, naps_in_a_step, stays_in_a_step, waits
+from tests.faults.clock import clock
 from tests.helpers.harness import Worker, effects, wait_ended
 from tests.helpers.servers import wait_for
 
@@ -147,6 +148,22 @@ def test_who_wakes_in_a_paused_queue_goes_on_when_it_is_resumed():
         call_command("jobs", "resume", queue)
         [job] = wait_ended(result.id)
     assert (job.state, effects()) == ("succeeded", {"a:after": 1, "b:after": 1})
+
+
+@pytest.mark.skipif(connection.vendor == "sqlite", reason="its clock is the one of each process")
+@pytest.mark.parametrize("hours", [1, -1])
+def test_a_sleep_is_as_long_as_it_was_said_though_the_clocks_of_workers_are_wrong(hours):
+    """One begins the sleep, and the other one goes on."""
+    with Worker(*PLAIN, concurrency=1, **clock(hours)):
+        result = dozes.delay("a")
+        wait_for(lambda: Job.objects.filter(pk=result.id, waits_for__startswith="sleep:").exists(), 20, "it sleeps")
+    # A warm stop may have let it go on.
+    with Worker(*PLAIN, concurrency=1, **clock(-hours)):
+        [job] = wait_ended(result.id)
+    assert (job.state, effects()) == ("succeeded", {"a:after": 1})
+    [row] = Step.objects.filter(job=job.pk, kind=Step.Kind.SLEEP)
+    assert 0.5 <= (row.until - row.made_at).total_seconds() < 60
+    assert row.until <= job.started_at
 
 
 def test_two_workers_that_race_for_one_signal_take_it_once():
