@@ -111,7 +111,7 @@ def test_what_the_tutorial_says_runs_as_it_stands(tmp_path):
     project.follow(DOCS / "tutorial.md")
     project.manage("makemigrations", "-v0", "accounts")
     project.manage("migrate", "-v0")
-    assert "Ran 4 tests" in project.manage("test")
+    assert "Ran 6 tests" in project.manage("test")
     call = """
 from django.test import Client
 print(Client(SERVER_NAME="localhost").post("/signup/", {"email": "ann@example.com"}).json()["job"])
