@@ -127,10 +127,13 @@ TOGETHER = (
 )
 
 
+#: Each takes longer than all else that one process is given.
+CELLS = "tests/acceptance/test_matrix.py"
+
+
 def group_of(nodeid: str) -> str:
     # Two long cells in a row would take longer than one more RabbitMQ.
-    is_cell = nodeid.startswith("tests/acceptance/test_matrix.py")
-    return nodeid if is_cell else next((each for each in TOGETHER if each in nodeid), nodeid)
+    return nodeid if nodeid.startswith(CELLS) else next((each for each in TOGETHER if each in nodeid), nodeid)
 
 
 class Grouped(LoadScopeScheduling):
@@ -147,10 +150,10 @@ def pytest_xdist_make_scheduler(config, log) -> Grouped | None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(items) -> Iterator[None]:
-    """What stays together begins first."""
+    """What takes long begins first: the cells of the matrix, then what stays together."""
     yield
     # After all others, of which one shuffles.
-    items.sort(key=lambda item: group_of(item.nodeid) == item.nodeid)
+    items.sort(key=lambda item: (not item.nodeid.startswith(CELLS), group_of(item.nodeid) == item.nodeid))
 
 
 def not_installed(what: str) -> NoReturn:

@@ -63,7 +63,6 @@ def run(run: Run) -> None:
 def steps(run: Run) -> Steps:
     """The same in steps. Whoever awaits the coroutine says in ``run.body`` and ``run.is_atomic`` what came of it."""
     request = run.request
-    request.jobs_run = run
     try:
         if sentry.MODULE in sys.modules and not run.task.is_async:
             call = sentry.around("_wrap_task_call", run.task, lambda: _whole(_call(run)))

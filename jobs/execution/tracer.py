@@ -52,11 +52,14 @@ def enter(run: Run) -> None:
     """The task is Celery's current one, and has this request, until :func:`leave`."""
     push_current_task(run.task)
     run.task.request_stack.push(run.request)
+    run.request.jobs_run = run
 
 
 def leave(run: Run) -> None:
     pop_current_task()
     run.task.request_stack.pop()
+    # Else they keep each other, and all that the job was given and returned, until the next garbage collection.
+    run.request.jobs_run = None
 
 
 def end(run: Run) -> None:

@@ -7,7 +7,6 @@ import inspect
 import time
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any
-from weakref import WeakSet
 
 from jobs.errors import Replaced
 from jobs.lifecycle.run import Run, on_thread
@@ -28,7 +27,7 @@ class Awaited:
         self.next_call: Callable[..., Any] | None = None
         #: The one that it is, while it is under way, and those that it made.
         self.task: asyncio.Task[Any] | None = None
-        self.children: WeakSet[asyncio.Task[Any]] = WeakSet()
+        self.children: set[asyncio.Task[Any]] = set()
         self.result: Any = None
         self.raised: BaseException | None = None
         #: Why it ends, whatever it makes of that: a limit, or what somebody wished.
@@ -59,6 +58,12 @@ class Awaited:
             # As asyncio.run() does.
             for child in self.children:
                 child.cancel()
+
+    def leave(self) -> None:
+        """The run is over: else the two keep each other until the next garbage collection."""
+        run = self.run
+        run.aside, run.body, run.on_thread = Run.aside, None, None
+        del vars(run)["awaited"]
 
     def conclude(self) -> None:
         """Tell the run what came of it."""

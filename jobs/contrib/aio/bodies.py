@@ -8,6 +8,7 @@ body that is slow there keeps another one from its completion.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import threading
 import time
@@ -51,6 +52,10 @@ GATHER = 0.02
 #: A loop that was woken in vain so many times, each within so many seconds, by plain jobs, waits so many seconds before
 #: it looks: the plain ones start first, and one look answers several.
 VAIN, WITHIN, BEHIND = 3, 0.2, 0.01
+
+#: A body that waits has more objects than so many, and none of them is garbage. So many of each place are made before
+#: Python looks for garbage: by its own threshold, of 700, it would look at all bodies again and again.
+ALIVE = 20
 
 #: Seconds until it is tried again to have slots for its bodies.
 PAUSE = 5.0
@@ -110,6 +115,8 @@ class Bodies:
     def _run(self, app: Any, hostname: str) -> None:
         first, *slots = self._block()
         self._slots = deque(slots)
+        if (young := gc.get_threshold()[0]) > 0:
+            gc.set_threshold(max(young, ALIVE * len(slots)), *gc.get_threshold()[1:])
         self._runner = AsyncRunner(app, hostname, self.tasks, first, self._wakeup)
         self._executor = ThreadPoolExecutor(1, "jobs-async")
         self.thread, self.loop = threading.get_ident(), asyncio.new_event_loop()
@@ -143,6 +150,7 @@ class Bodies:
         task = asyncio.Task(coroutine, loop=loop, **options)
         if (run := current_run()) is not None and (awaited := self.running.get(run)) is not None:
             awaited.children.add(task)
+            task.add_done_callback(awaited.children.discard)
         return task
 
     async def on_thread(self, call: Callable[[], Any]) -> Any:
@@ -261,7 +269,7 @@ class Bodies:
         self.done += 1
         run.slot.free()
         self._slots.append(run.slot)
-        del self.running[run]
+        self.running.pop(run).leave()
         if self._wakes_at_end or run.job.limit_key is not None:
             self._vain = 0
             self._woken.set()

@@ -57,7 +57,6 @@ class Member:
 
     def _call_body(self) -> None:
         run = self.run
-        run.request.jobs_run = run
         if sentry.MODULE in sys.modules:
             # Without that extension it runs alone, as after all that is raised here. What is hidden from Sentry is
             # read where a run is entered.

@@ -176,7 +176,6 @@ def _begin(task: Any, key: uuid.UUID, using: str, app: Any) -> Run:
     job = Job.objects.using(using).get(pk=key)
     run = Run(task, job, using, _Slot())  # type: ignore[arg-type]
     run.request = request.make(job, task, app, "rehearsal")
-    run.request.jobs_run = run
     return run
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from importlib.util import find_spec  # noqa: F401
 from pathlib import Path
 
@@ -20,6 +23,7 @@ from jobs.contrib.aio import runner as aio_runner
 from jobs.contrib.aio.bodies import Bodies
 from jobs.contrib.aio.runner import AsyncRunner
 from jobs.lifecycle import claims
+from jobs.lifecycle.run import current_run
 from jobs.lifecycle.wakeups import Wakeup
 from jobs.lifecycle.worker_state import worker_state
 from jobs.maintenance.rescue import OwnJobs
@@ -207,6 +211,35 @@ def test_of_a_few_that_come_at_once_others_get_their_share(number, node, monkeyp
     finally:
         bodies.retire()
         bodies.running.clear()
+        bodies.wait()
+
+
+@shared_task
+async def noted(number):
+    run = current_run()
+    await asyncio.ensure_future(asyncio.sleep(0))
+    ran.extend(map(weakref.ref, (run, run.job, run.request, vars(run)["awaited"])))
+
+
+ran: list[weakref.ref] = []
+
+
+def test_runs_that_succeeded_leave_nothing_for_the_garbage_collection(node):
+    worker_state.queues = [QUEUE]
+    ran.clear()
+    bodies = Bodies((noted.name,))
+    gc.disable()
+    try:
+        bodies.start(current_app._get_current_object(), "here")
+        results = noted.delay_many([(number,) for number in range(20)], queue=QUEUE)
+        bodies._wakeup.send()
+        wait_ended(*[each.id for each in results])
+        wait_for(lambda: not bodies.running, 10, "they are over")
+        assert len(ran) == 80
+        wait_for(lambda: sum(each() is not None for each in ran) <= 4, 10, "all but the last are gone")
+    finally:
+        gc.enable()
+        bodies.retire()
         bodies.wait()
 
 

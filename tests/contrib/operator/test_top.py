@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -60,7 +61,8 @@ def test_a_terminal_is_redrawn_within_its_size_and_is_as_before_at_the_end(busy,
         if len(slept) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(top.time, "sleep", sleep)
+    # Not the one that threads of other tests call.
+    monkeypatch.setattr(top, "time", SimpleNamespace(sleep=sleep))
     call_command("jobs", "top", "--interval", "3", stdout=(out := Terminal()), no_color=True)
     begin, *frames = out.getvalue().split(top.HOME)
     assert (begin, len(frames), slept) == (top.ENTER, 2, [3.0, 3.0])

@@ -20,6 +20,7 @@ from jobs import signals
 from jobs.conf import syncpoints
 from jobs.errors import Snooze, TaskExited
 from jobs.lifecycle import transitions, wakeups
+from jobs.lifecycle.run import current_run
 from jobs.lifecycle.shown import shown
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job
@@ -507,6 +508,23 @@ def test_what_a_body_held_is_gone_before_the_next_one_begins(runner, monkeypatch
     finally:
         gc.enable()
     assert left == ([0, 0, 0] if error == "deadlock" else [0, 0])
+
+
+@shared_task
+def noted():
+    run = current_run()
+    noted.refs = [weakref.ref(each) for each in (run, run.job, run.request)]
+
+
+def test_a_run_that_succeeded_leaves_nothing_for_the_garbage_collection(runner):
+    """What its job was given and returned is gone when the next one begins."""
+    gc.disable()
+    try:
+        noted.delay()
+        assert runner.run_batch()
+        assert [each() for each in noted.refs] == [None] * 3
+    finally:
+        gc.enable()
 
 
 def test_a_call_whose_followers_nobody_can_read_fails(runner, monkeypatch):
