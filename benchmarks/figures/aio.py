@@ -64,14 +64,16 @@ class Aio(Figure):
         "*waiting*: 2,000 jobs are committed at once while two processes are idle. Their `async def` bodies each wait "
         "one second for an answer over loopback HTTP, 1,000 at once in each process. The time from the end of the "
         "COMMIT to the last completion (nobody can need less than one second), the same from the start of the first "
-        "body, which is later where all bodies are begun together, and how many connections the workers have at the "
-        "most. *empty*: 10,000 bodies that do nothing, as in Drain: async ones, and for ours then "
-        "plain ones, and both together; the rate of the middle four fifths."
+        "body, which is later where all bodies are begun together, how many connections the workers have at the "
+        "most, and the memory of the whole worker after it (PSS: what processes share counts once). *empty*: 10,000 "
+        "bodies that do nothing, as in Drain: async ones, and for ours then plain ones, and both together; the rate of "
+        "the middle four fifths."
     )
     columns = (
         Column(key="waiting_s", title="waiting: commit to last completion, s", digits=2, better="less", is_drawn=True),
         Column(key="waiting_first_s", title="waiting: first start to last completion, s", digits=2, better="less"),
         Column(key="waiting_connections", title="waiting: connections"),
+        Column(key="waiting_memory_mb", title="waiting: memory, MB", digits=0, better="less"),
         Column(key="waiting_worker_us", title="waiting: worker CPU µs/job"),
         Column(key="async_per_s", title="empty async, jobs/s", better="more", is_drawn=True),
         Column(key="plain_per_s", title="empty plain, jobs/s", better="more"),
@@ -130,6 +132,7 @@ class Aio(Figure):
                     most = max(most, self._connections(scene))
                     time.sleep(0.1)
                 worker = processes.cpu_seconds(pids) - before
+                memory = processes.memory(pids)
             found = completions.read(known)
         if len(found) < number:
             raise RuntimeError(f"only {len(found)} of {number} bodies have ended")
@@ -138,6 +141,7 @@ class Aio(Figure):
             "waiting_s": (last - committed) / 1e9,
             "waiting_first_s": (last - min(Slow.asked)) / 1e9,
             "waiting_connections": most,
+            "waiting_memory_mb": memory / 1e6,
             "waiting_worker_us": 1e6 * worker / number,
         }
 
