@@ -378,9 +378,13 @@ class Task(celery.Task):
         None.
 
         Raises:
-            TypeError: what is given is no function, or an ``async def``.
+            TypeError: what is given is no function, or an ``async def``. The body fails with it, too, if it does not
+                return what it has made here: it would do nothing.
         """
-        return Commit(function, args, kwargs)
+        made = Commit(function, args, kwargs)
+        if (run := self._run) is not None:
+            run.promised = made
+        return made
 
     def checkpoint(self) -> None:
         """Ask, in a long body, whether to go on; costs two small queries. Does nothing in a plain call.

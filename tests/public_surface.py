@@ -21,10 +21,11 @@ ROOT = PROMISED.parent.parent
 
 #: The codes of `jobs why` have no table; each stands as a text in the code.
 WHY = """
-batch_ended batch_waits busy busy_workers calling cancelled due effect_parked ending expired failed fair_turn
-given_back in_line in_order limit_reached lock_held next no_consumer no_key no_worker node_dead not_adopted not_taken
-old_signature overdue postponed queue_paused rate_reached replaced replayed retry running schedule scheduled sleeps
-snoozed step_retry succeeded unique_taken unknown unknown_task waits_for_children waits_for_signal write_lock
+batch_ended batch_waits busy busy_workers calling cancelled child_failed due effect_parked ending expired failed
+fair_turn given_back in_line in_order limit_reached lock_held next no_consumer no_key no_worker node_dead not_adopted
+not_taken old_signature overdue postponed queue_paused rate_reached replaced replayed retry running schedule scheduled
+sleeps snoozed step_retry succeeded taken_back unique_taken unknown unknown_task waits_for_children waits_for_signal
+write_lock
 """.split()
 
 #: What a job's row says, also where it is computed by now.

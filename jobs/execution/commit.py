@@ -33,8 +33,9 @@ class Commit:
         """Call it. ``TypeError``: there is no transaction around it."""
         if not is_atomic:
             raise TypeError(
-                "self.commit() is called in the transaction of the completion, and a plain body with atomic=False has "
-                "none: leave atomic=False out, or make the body an async def"
+                "self.commit() is called in the transaction of the completion, and a plain body with atomic=False, or "
+                "durable=True, has none: leave atomic=False out, or make the body an async def; in a durable task make "
+                "it a step: self.step(name, function)"
             )
         # A deadlock runs it again, and it may change what it was given.
         args, kwargs = deepcopy((self._args, self._kwargs))

@@ -310,10 +310,12 @@ def _attempt(run: Run) -> Committed | Conflict | Lost | Raised:
 def call_body(run: Run, args: Any, kwargs: Any) -> None:
     """Call the body, where a soft time limit strikes; ``run.result`` or ``run.replacement`` is what it returned."""
     if run.body is None:
-        run.began = time.monotonic()
+        run.began, run.promised = time.monotonic(), None
     try:
         run.slot.enter(BODY)
         run.result = (run.body or run.task.own_call or run.task.run)(*args, **kwargs)
+        if run.promised is not None and run.result is not run.promised:
+            raise TypeError("the body did not return what self.commit() gave it, so it would do nothing: return it")
         if isinstance(run.result, Commit):
             run.result = run.result.within(run.is_atomic)
     except Replaced as exc:
@@ -408,7 +410,7 @@ def check_returned(result: Any) -> None:
     if inspect.isawaitable(result) or is_generator or isinstance(result, Commit):
         raise TypeError(
             f"the body returned {safe_repr(result)}, which nobody awaits or iterates over: what is in it never ran; "
-            "call it with async_to_sync (asgiref.sync), or make a list of it"
+            "await it (a plain body calls it with async_to_sync of asgiref.sync), or make a list of it"
         )
 
 

@@ -73,8 +73,9 @@ class Run:
     aside: Callable[[Callable[[], Any]], Any] = lambda call: call()
     #: Of a coroutine: awaits a call on the thread that has the run's connection.
     on_thread: Callable[[Callable[[], Any]], Awaitable[Any]] | None = None
-    #: What the body returned.
+    #: What the body returned; and what it has made by ``Task.commit()``, which it has to return.
     result: Any = None
+    promised: Any = None
     #: The signature that takes its place (``Task.replace()``).
     replacement: Any = None
     #: The fencing token of the task's own lock.

@@ -476,8 +476,11 @@ def expire(using: str, limit: int, at: Any = None, since: Any = None) -> int:
     if not late.exists():
         return 0
     with transaction.atomic(using=using):
-        ids = list(databases.free(late).values_list("pk", flat=True)[:limit])
-        return _cancel(ids, using, "Expired", "the job was not started before expires_at")
+        found = list(databases.free(late).values_list("pk", "started_at")[:limit])
+        new, begun = ([key for key, at in found if (at is None) == is_new] for is_new in (True, False))
+        # What has begun waits for its next run: a durable task, or one that is retried.
+        done = _cancel(begun, using, "Expired", "its time was over while it waited") if begun else 0
+        return done + (_cancel(new, using, "Expired", "the job was not started before expires_at") if new else 0)
 
 
 def cancel(job_id: uuid.UUID, using: str, kind: str = "Cancelled", why: str = "cancelled by hand") -> bool:

@@ -172,7 +172,7 @@ class Cancel(Operation):
     """Cancel jobs that have not ended.
 
     A running job is asked to end: it does so at its next self.checkpoint(), or at its end, when all that it did
-    in its transaction is rolled back.
+    in its transaction is rolled back; a durable task at its next step, and an async def body where it awaits.
     """
 
     name = "cancel"
@@ -205,7 +205,7 @@ class RunNow(Operation):
     permission = "retry_job"
     participle = _("made due")
     states = meant = (State.SCHEDULED,)
-    otherwise = _("is %(state)s: it does not wait for its time")
+    otherwise = _("is %(state)s: it does not wait for its time (jobs why says what it waits for)")
     instead: ClassVar[dict[str, Any]] = dict.fromkeys(Retry.states, _("is %(state)s: it does not wait; retry it"))
 
     def change(self, key: uuid.UUID, using: str, state: str) -> bool:

@@ -177,8 +177,12 @@ class _Process:
             return False
         moments = [] if clock.next is None else [clock.next]
         for alias in self.aliases:
-            scheduled = Job.objects.using(alias).filter(_OF_OPEN_QUEUES, state=State.SCHEDULED, run_at__lte=until)
-            moments += scheduled.order_by("run_at").values_list("run_at", flat=True)[:1]
+            scheduled = Job.objects.using(alias).filter(state=State.SCHEDULED)
+            due = scheduled.filter(_OF_OPEN_QUEUES, run_at__lte=until)
+            moments += due.order_by("run_at").values_list("run_at", flat=True)[:1]
+            # Who waits longer than it may is cancelled on the way.
+            late = scheduled.filter(expires_at__gt=clock.at or timezone.now(), expires_at__lte=until)
+            moments += filter(None, late.order_by("expires_at").values_list("expires_at", flat=True)[:1])
         if not moments:
             return False
         moment = min(moments)

@@ -62,7 +62,7 @@ class Awaited:
     def leave(self) -> None:
         """The run is over: else the two keep each other until the next garbage collection."""
         run = self.run
-        run.aside, run.body, run.on_thread = Run.aside, None, None
+        run.aside, run.body = Run.aside, None
         del vars(run)["awaited"]
 
     def conclude(self) -> None:

@@ -187,6 +187,10 @@ def _result(run: Run) -> Any:
     assert run.body is not None
     run.result = run.body()
     pipeline.check_returned(run.result)
-    if run.planned or any(look(run) is not None for look in extensions.through("completing")):
+    if (
+        run.planned
+        or run.promised is not None
+        or any(look(run) is not None for look in extensions.through("completing"))
+    ):
         raise ValueError("something follows it")
     return None if run.result is None else jsonable(run.result, "the result")

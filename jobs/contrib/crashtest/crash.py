@@ -193,7 +193,7 @@ class Examiner:
         outcome = self._outcome(self.children.do(child.run_whole, job=self.job).operations, self.job)
         [(state, error)] = outcome.jobs
         if state != "succeeded":
-            says = f"{state}: {error or 'it waits'}"
+            says = f"{state}: {error or 'it waits; send a signal that it waits for before: jobs.signal()'}"
             raise RuntimeError(f"{self.examination.call} does not succeed without a fault: {says}")
         return outcome
 

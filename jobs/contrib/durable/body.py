@@ -7,6 +7,7 @@ import datetime
 import inspect
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial, wraps
@@ -32,7 +33,7 @@ Time = float | datetime.timedelta | datetime.datetime
 def step(
     self: Any,
     name: str,
-    function: Callable[..., Any],
+    function: Callable[..., Any] | None = None,
     *args: Any,
     retries: int | None = None,
     effect: bool = False,
@@ -58,11 +59,19 @@ def step(
     """
     if iscoroutinefunction(function):
         raise TypeError(f"the function of the step {name!r} is async: await self.astep() in an async def body")
+    function = _checked(name, function)
     if (history := history_of(self)) is None:
         return function(*args, **kwargs)
     undo = None if on_cancel is None else _undo(on_cancel, args, kwargs)
     call = partial(_through_ledger, self, function, args, kwargs) if effect else partial(function, *args, **kwargs)
     return history.step(name, call, retries, undo, not effect)
+
+
+def _checked(name: Any, function: Any) -> Callable[..., Any]:
+    if not callable(function):
+        what = "the name comes first" if callable(name) else f"{function!r} is no function: give it, and not its result"
+        raise TypeError(f"self.step(name, function, *args): {what}")
+    return function
 
 
 def _through_ledger(self: Any, function: Callable[..., Any], args: Any, kwargs: Any, row: Step) -> Any:
@@ -93,6 +102,10 @@ def _undo(function: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any
         raise TypeError(
             f"on_cancel={function!r} must be a plain function of a module: another process has to find it by name"
         )
+    try:
+        inspect.signature(function).bind(*args, **kwargs)
+    except TypeError as exc:
+        raise TypeError(f"on_cancel={path} is called with the arguments of its step, and cannot be: {exc}") from None
     return {"function": path, "args": jsonable(list(args), "args"), "kwargs": jsonable(kwargs, "kwargs")}
 
 
@@ -141,12 +154,13 @@ def version(self: Any, name: str) -> bool:
     return True if (history := history_of(self)) is None else history.version(f"version {name}")
 
 
-async def astep(self: Any, name: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+async def astep(self: Any, name: str, function: Callable[..., Any] | None = None, *args: Any, **options: Any) -> Any:
     """:meth:`step` for ``async def`` bodies.
 
     What an ``async def`` function awaits comes before the transaction of the step, which keeps its result: it happens
     at least once. A plain function is called in that transaction, on a thread.
     """
+    function = _checked(name, function)
     if not iscoroutinefunction(function) and not options.get("effect"):
         return await on_thread(partial(step, self, name, function, *args, **options))
     if not iscoroutinefunction(function):
@@ -185,10 +199,42 @@ def _awaitable(method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def _plain(method: Callable[..., Any]) -> Callable[..., Any]:
+    name = method.__name__
+
+    @wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if asyncio._get_running_loop() is not None:
+            raise TypeError(f"self.{name}() would block the event loop: await self.a{name}() in an async def body")
+        return method(self, *args, **kwargs)
+
+    return call
+
+
+def _noted(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """A form to await. A run notes those that its body has not awaited yet."""
+
+    @wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        made = method(self, *args, **kwargs)
+        if (run := current_run()) is not None:
+            left = vars(run).setdefault("not_awaited", deque())
+            while left and inspect.getcoroutinestate(left[0][1]) != inspect.CORO_CREATED:
+                left.popleft()
+            left.append((name, made))
+        return made
+
+    return call
+
+
 #: What ``durable=True`` adds to a task: each also in a form to await.
 METHODS: dict[str, Callable[..., Any]] = {
-    **{each.__name__: each for each in (step, astep, sleep, wait_for, gather, version)},
-    **{f"a{each.__name__}": _awaitable(each) for each in (sleep, wait_for, gather, version)},
+    **{each.__name__: _plain(each) for each in (step, sleep, wait_for, gather, version)},
+    "astep": _noted("astep", astep),
+    **{
+        f"a{each.__name__}": _noted(f"a{each.__name__}", _awaitable(each))
+        for each in (sleep, wait_for, gather, version)
+    },
 }
 
 
@@ -239,8 +285,19 @@ def wrap(run: Any) -> Any:
 
 
 def _unless_suspended(result: Any) -> Any:
-    if (run := current_run()) is not None and (over := suspended(run)) is not None:
+    """What a body returned."""
+    if (run := current_run()) is None:
+        return result
+    if (over := suspended(run)) is not None:
         raise over
+    for name, made in vars(run).get("not_awaited", ()):
+        if inspect.getcoroutinestate(made) == inspect.CORO_CREATED:
+            # Else Python warns as well.
+            made.close()
+            raise TypeError(
+                f"the body did not await self.{name}(), which did nothing: say await self.{name}(...) in an async def "
+                f"body, and self.{name[1:]}(...) in a plain one"
+            )
     return result
 
 

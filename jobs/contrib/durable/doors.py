@@ -44,6 +44,8 @@ class Durable(Extension):
         task.atomic, task.is_fenced = False, True
         if task.deadline is not None and not isinstance(task.deadline, datetime.timedelta):
             task.deadline = datetime.timedelta(seconds=task.deadline)
+        if task.deadline is not None and task.deadline <= datetime.timedelta():
+            raise ValueError(f"deadline={task.deadline} is over when the job is called: it has to be above zero")
         for name, method in METHODS.items():
             setattr(task, name, method)
         run = inspect.getattr_static(task, "run")

@@ -290,7 +290,8 @@ class History:
     def _put(self, row: Any, **values: Any) -> None:
         for name, value in {**values, "lease": self.job.lease}.items():
             setattr(row, name, value)
-        if row.pk is None:
+        if row.pk is None or row.kind == STEP:
+            # Of a step, this attempt.
             row.made_at = now_plus(row.began - time.monotonic())
         row.save(using=self.using)
 
@@ -496,7 +497,10 @@ class History:
         for each in signatures:
             task = app.tasks.get(each.task) if isinstance(each, Signature) else None
             if task is None or not is_ours(task) or each.subtask_type:
-                raise TypeError(f"self.gather() takes calls of transactional tasks, [task.s(...)], and not {each!r}")
+                raise TypeError(
+                    f"self.gather() takes one list of calls of tasks of jobs, [task.s(...), ...], and not {each!r}: "
+                    "call a chain, group or chord in a step"
+                )
             if "unique" in task.key_templates:
                 raise TypeError(f"{task.name} has unique=: its job may be another call's, and is nobody's child")
         told = app.tasks["jobs.wake"].si(str(self.job.pk), row.name).set(queue=self.job.queue)

@@ -31,7 +31,8 @@ INSERT INTO jobs_step (job, name, kind, state, lease, result, failures, key, on_
 SELECT {0}, {4}, {5}, 'done', {1}, {6}, 0 / (SELECT count(*) FROM own), {7}, {8},
     statement_timestamp() - {9} * interval '1 second', statement_timestamp()
 ON CONFLICT (job, name) DO UPDATE SET state = 'done', lease = EXCLUDED.lease, result = EXCLUDED.result, error = NULL,
-    key = EXCLUDED.key, on_cancel = EXCLUDED.on_cancel, done_at = EXCLUDED.done_at
+    key = EXCLUDED.key, on_cancel = EXCLUDED.on_cancel, done_at = EXCLUDED.done_at,
+    made_at = CASE WHEN EXCLUDED.kind = 'step' THEN EXCLUDED.made_at ELSE jobs_step.made_at END
 """
 _TYPES = "uuid, int, bigint, boolean, text, text, json, text, json, double precision, timestamptz"
 

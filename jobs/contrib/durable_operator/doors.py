@@ -14,6 +14,11 @@ class DurableOperator(Extension):
 
         return admin.job_page(request, about) if page == "job" else {}
 
+    def reasons(self, view: Any) -> Iterable[Any]:
+        from jobs.contrib.durable_operator import rows
+
+        return rows.reasons(view)
+
     def waits(self, view: Any) -> Iterable[Any]:
         from jobs.contrib.durable_operator import rows
 

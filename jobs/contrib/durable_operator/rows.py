@@ -21,7 +21,7 @@ from jobs.inspection.times import duration
 from jobs.inspection.view import SHOWN, Reason, View
 from jobs.lifecycle.shown import BLANK, shown
 from jobs.lifecycle.transitions import due_at
-from jobs.models import ENDED, LIVE, Job, State
+from jobs.models import ENDED, LIVE, UNSUCCESSFUL, Job, State
 from jobs.models.values import as_uuid
 
 _KIND, _STATE = Step.Kind, Step.State
@@ -123,6 +123,29 @@ def _waits_for_children(view: View, batch: str, words: Any, evidence: dict[str, 
     says = gettext("It has been waiting for %(left)s of its %(number)s children for %(since)s. One of them: %(job)s.")
     evidence |= {"number": number, "left": live.count(), "job": one}
     return Reason("waits_for_children", says, f"manage.py jobs why {one}", words, **evidence)
+
+
+class _Cause(Reason):
+    is_cause = True
+
+
+def reasons(view: View) -> Iterator[Reason]:
+    """What a person needs to know of a job that ended without success, before a retry."""
+    job, jobs = view.job, Job.objects.using(view.using)
+    if job.state == State.CANCELLED:
+        if (undo := jobs.filter(parent_id=job.pk, task="jobs.compensate").order_by("-pk").first()) is not None:
+            says = gettext("What its steps did is taken back by the job %(job)s, which is %(state)s.")
+            words = {"job": undo.pk, "state": undo.get_state_display()}
+            yield Reason("taken_back", says, f"manage.py jobs why {undo.pk}", words, job=undo.pk, state=undo.state)
+    elif job.state == State.FAILED:
+        last = Step.objects.using(view.using).filter(job=job.pk).order_by("-pk").first()
+        if last is None or (last.kind, last.state) != (_KIND.GATHER, _STATE.FAILED):
+            return
+        child = jobs.filter(batch=as_uuid(last.key), state__in=UNSUCCESSFUL).order_by("pk").first()
+        if child is not None:
+            says = gettext("It failed with its child %(job)s: that is retried first, and then this one.")
+            cure = gettext("manage.py jobs retry %(child)s; when it has succeeded: manage.py jobs retry %(job)s")
+            yield _Cause("child_failed", says, cure % {"child": child.pk, "job": job.pk}, job=child.pk)
 
 
 # All that wait, for metrics

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextvars import Context, copy_context
 from functools import partial
 from typing import Any
 
@@ -77,6 +78,8 @@ class Block:
                 "thread of the body (a plain call of the task, apply() and task_always_eager make no job; in a test "
                 "enqueue it, and run it with run_jobs() of jobs.testing)"
             )
+        if asyncio._get_running_loop() is not None:
+            raise TypeError(f"effect({self._name!r}) in an async def body is awaited: async with effect(...) as call:")
         self._call = Call(run, self._name, self._key)
         run.checkpoint()
         self._call._begin()
@@ -96,9 +99,12 @@ class Block:
         return call
 
     async def __aexit__(self, *raised: Any) -> None:
-        writes = asyncio.ensure_future(on_thread(partial(self.__exit__, *raised)))
+        create = partial(asyncio.get_running_loop().create_task, context=copy_context())
+        # In a context of no run: it is no part of the body, whose parts are cancelled when the body ends.
+        writes = Context().run(create, on_thread(partial(self.__exit__, *raised)))
         struck: BaseException | None = None
-        # Race: a limit strikes, or somebody cancels the job, before the thread comes to this. The call has happened.
+        # Race: a limit strikes, somebody cancels the job, or another part of the body fails, before the thread comes to
+        # this. The call has happened.
         while not writes.done():
             try:
                 await asyncio.wait([writes])
@@ -175,7 +181,8 @@ class Call:
         if databases.in_transaction(using) or not (databases.in_test(using) or connections[using].get_autocommit()):
             raise TransactionManagementError(
                 f"effect({self.name!r}) is inside a transaction, and has to commit before the call: declare the task "
-                "with atomic=False, and open transaction.atomic() in its body only before or after the effect"
+                "with atomic=False, and open transaction.atomic() in its body only before or after the effect; in a "
+                "durable task, whose steps are transactions, say self.step(name, function, effect=True)"
             )
         policy = self._run.task.on_ambiguous
         try:

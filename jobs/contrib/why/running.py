@@ -62,7 +62,8 @@ def runs(view: View) -> Iterator[Reason]:
         says = gettext(
             "It has been running for %(since)s on %(worker)s, whose last beat was %(silence)s ago (attempt %(lease)s)."
         )
-        is_atomic = getattr(view.tasks.get(job.task), "atomic", False)
+        task = view.tasks.get(job.task)
+        is_atomic = getattr(task, "atomic", False) and not getattr(task, "is_async", False)
         if is_atomic and store.of(view.using).has_one_writer:
             cure = gettext("To end it: manage.py jobs kill %(id)s. An open body on SQLite keeps jobs cancel waiting.")
         else:

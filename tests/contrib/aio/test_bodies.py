@@ -139,6 +139,24 @@ def test_a_commit_of_nothing_is_the_completion_alone():
     assert (job.state, job.result, job.error) == ("succeeded", None, None)
 
 
+@shared_task(bind=True)
+async def forgets(self, key):
+    self.commit(save, key)
+
+
+@shared_task(bind=True)
+def forgets_too(self, key):
+    self.commit(save, key)
+    return key
+
+
+@pytest.mark.parametrize("task", [forgets, forgets_too], ids=["async", "plain"])
+def test_what_is_to_be_committed_and_not_returned_fails_the_body(task):
+    job = ended(task, "a")
+    assert (job.state, job.error["type"], effects()) == ("failed", "TypeError", {})
+    assert "did not return what self.commit() gave it" in job.error["message"]
+
+
 @pytest.mark.parametrize(("function", "says"), [("waits", "await before"), ("__name__", "plain function")])
 def test_what_cannot_be_committed_says_so(function, says):
     job = ended(commits, function)

@@ -218,6 +218,7 @@ def test_of_a_few_that_come_at_once_others_get_their_share(number, node, monkeyp
 async def noted(number):
     run = current_run()
     await asyncio.ensure_future(asyncio.sleep(0))
+    assert not vars(run)["awaited"].children
     ran.extend(map(weakref.ref, (run, run.job, run.request, vars(run)["awaited"])))
 
 
@@ -227,7 +228,7 @@ ran: list[weakref.ref] = []
 def test_runs_that_succeeded_leave_nothing_for_the_garbage_collection(node):
     worker_state.queues = [QUEUE]
     ran.clear()
-    bodies = Bodies((noted.name,))
+    bodies, before = Bodies((noted.name,)), gc.get_threshold()
     gc.disable()
     try:
         bodies.start(current_app._get_current_object(), "here")
@@ -236,9 +237,12 @@ def test_runs_that_succeeded_leave_nothing_for_the_garbage_collection(node):
         wait_ended(*[each.id for each in results])
         wait_for(lambda: not bodies.running, 10, "they are over")
         assert len(ran) == 80
+        # It looks for garbage less often the more places it has.
+        assert gc.get_threshold() == (100 * aio_bodies.ALIVE, *before[1:])
         wait_for(lambda: sum(each() is not None for each in ran) <= 4, 10, "all but the last are gone")
     finally:
         gc.enable()
+        gc.set_threshold(*before)
         bodies.retire()
         bodies.wait()
 
@@ -252,29 +256,40 @@ async def answers(self):
         process["answered"].set()
 
 
+@shared_task(bind=True)
+async def answers_beside(self):
+    async def breaks():
+        while not process["answered"].is_set():
+            await asyncio.sleep(0.005)
+        raise SoftTimeLimitExceeded
+
+    await asyncio.gather(answers.run(), breaks())
+
+
 process: dict = {}
 
 
 @pytest.mark.skipif("not find_spec('jobs.contrib.effects')", reason="the ledger is an extension")
-@pytest.mark.parametrize("how", ["strike", "end"])
+@pytest.mark.parametrize("how", ["strike", "end", "beside"])
 def test_what_was_answered_is_written_though_the_body_is_cancelled(how, node):
     from jobs.contrib.effects.models import Effect
 
     worker_state.queues = [QUEUE]
-    bodies = Bodies((answers.name,))
+    task = answers_beside if how == "beside" else answers
+    bodies = Bodies((task.name,))
     process.update(gate=threading.Event(), answered=threading.Event())
     try:
         bodies.start(current_app._get_current_object(), "here")
         wait_for(lambda: bodies._executor, 10, "it has its thread")
         process["thread"] = bodies._executor
-        result = answers.apply_async(queue=QUEUE)
+        result = task.apply_async(queue=QUEUE)
         bodies._wakeup.send()
         assert process["answered"].wait(20)
-        [awaited] = bodies.running.values()
+        awaited = next(iter(bodies.running.values()), None)
         told = threading.Event()
 
         def strike():
-            getattr(awaited, how)(SoftTimeLimitExceeded())
+            getattr(awaited, how, lambda exc: None)(SoftTimeLimitExceeded())
             bodies.loop.call_later(0.05, told.set)
 
         bodies.loop.call_soon_threadsafe(strike)

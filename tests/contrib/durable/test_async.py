@@ -76,6 +76,33 @@ def test_an_awaited_step_that_fails_is_tried_again_and_only_that(settings):
     assert CALLS == ["a:reserve", "a", "a", "a:end"]
 
 
+@pytest.mark.parametrize("name", ["step", "sleep", "wait_for", "gather", "version"])
+def test_what_blocks_the_loop_is_refused_with_what_to_write(name):
+    @shared_task(bind=True, durable=True, name=f"tests.durable.blocks {name}")
+    async def blocks(self):
+        getattr(self, name)("x", bodies.leave, "x")
+
+    blocks.delay()
+    with pytest.raises(TypeError, match=rf"await self\.a{name}\(\)"):
+        run_jobs()
+
+
+def test_a_step_that_nobody_awaits_fails_the_body():
+    @shared_task(bind=True, durable=True, name="tests.durable.forgets")
+    async def forgets(self):
+        first = self.astep("one", bodies.leave, "one")
+        second = self.astep("two", bodies.leave, "two")
+        await second
+        if first is None:
+            await first
+        return "done"
+
+    forgets.delay()
+    with pytest.raises(TypeError, match=r"did not await self\.astep\(\), which did nothing"):
+        run_jobs()
+    assert effects() == {"two": 1}
+
+
 def test_a_wait_is_no_error_that_the_body_could_catch():
     @shared_task(bind=True, durable=True, name="tests.durable.aswallows")
     async def swallows(self):

@@ -349,6 +349,34 @@ def test_a_deadline_cancels_the_whole_and_takes_it_back():
     assert effects() == {"k": 1, "undo k": 1}
 
 
+@shared_task(bind=True, durable=True, deadline=3600, name="tests.durable.waits_in_time")
+def waits_in_time(self, how: str):
+    self.step("one", bodies.leave, "one", on_cancel=bodies.undo)
+    if how == "wait":
+        self.wait_for("never")
+    self.sleep(2 * DAY)
+
+
+@pytest.mark.parametrize("how", ["wait", "sleep"])
+def test_a_deadline_comes_in_tests_as_time_passes(how):
+    """Also if nothing else comes due then, or only later."""
+    result = waits_in_time.delay(how)
+    run_jobs(until=later(1))
+    job = job_of(result)
+    assert (job.state, job.error["type"], job.error["message"]) == (
+        "cancelled",
+        "Expired",
+        "its time was over while it waited",
+    )
+    assert effects() == {"one": 1, "undo one": 1}
+
+
+def test_what_expires_before_it_begins_was_not_started():
+    result = waits_in_time.apply_async(("wait",), countdown=7200)
+    run_jobs(until=later(1))
+    assert job_of(result).error["message"] == "the job was not started before expires_at"
+
+
 def test_what_expires_means_ends_with_the_start():
     result = bodies.onboard.apply_async(("k",), expires=60)
     run_jobs()
@@ -392,7 +420,7 @@ def test_what_cannot_be_a_child_is_refused(call):
         self.gather([call])
 
     wrong_child.delay()
-    with pytest.raises(TypeError, match=r"takes calls of transactional tasks"):
+    with pytest.raises(TypeError, match=r"takes one list of calls"):
         run_jobs()
     assert Job.objects.count() == 1
 
@@ -452,6 +480,55 @@ def test_another_kind_of_step_under_the_same_name_is_refused():
     kind = "sleep"
     with pytest.raises(RuntimeError, match="'x' was a step when the job reached it, and is a sleep now"):
         run_jobs(until=later(2))
+
+
+def one_argument(key):
+    """Of two that its step has."""
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ((bodies.leave, "x"), "the name comes first"),
+        (("x", None), "None is no function: give it, and not its result"),
+        (("x",), "None is no function"),
+        (("x", bodies.leave, "x", one_argument), "one_argument is called with the arguments of its step"),
+    ],
+)
+def test_a_step_that_cannot_be_says_what_to_write(given, says):
+    *args, on_cancel = given if len(given) == 4 else (*given, None)
+
+    @shared_task(bind=True, durable=True, name=f"tests.durable.cannot_be {len(given)} {says}")
+    def cannot_be(self):
+        self.step(*args, **({"note": "a", "on_cancel": on_cancel} if on_cancel else {}))
+
+    cannot_be.delay()
+    with pytest.raises(TypeError, match=says):
+        run_jobs()
+
+
+def test_a_form_to_await_that_is_not_awaited_fails_the_body():
+    @shared_task(bind=True, durable=True, name="tests.durable.plain_astep")
+    def plain_astep(self):
+        self.astep("one", bodies.leave, "one")
+
+    plain_astep.delay()
+    with pytest.raises(TypeError, match=r"did not await self.astep\(\)"):
+        run_jobs()
+    assert effects() == {}
+
+
+def test_when_a_step_began_is_that_of_its_last_attempt(settings):
+    settings.JOBS = {**settings.JOBS, "RETRY": [60]}
+    FAIL["a"] = [ConnectionError()]
+    result = bodies.steps.delay(["a"])
+    run_jobs()
+    long_ago = later(-2)
+    assert Step.objects.filter(state="waiting").update(made_at=long_ago)
+    run_jobs(until=later(1))
+    assert job_of(result).state == "succeeded"
+    step = Step.objects.get(name="a")
+    assert 0 <= (step.done_at - step.made_at).total_seconds() < 600
 
 
 def test_a_step_is_one_transaction_and_stands_alone():

@@ -408,3 +408,23 @@ def test_a_copy_of_a_database_forgets_what_nobody_took():
     assert activation.survey("default")["signals"] == 1
     activation.cancel_all("default")
     assert not Signal.objects.exists()
+
+
+def test_why_says_what_is_taken_back():
+    job = run(bodies.late, "a", until=later(40))
+    assert job.state == "cancelled"
+    undo = Job.objects.get(task="jobs.compensate")
+    found = {reason["code"]: reason for reason in ask(job.pk)["reasons"]}
+    assert found["taken_back"]["evidence"] == {"job": str(undo.pk), "state": "succeeded"}
+    assert str(undo.pk) in found["taken_back"]["cure"]
+
+
+def test_why_names_the_child_that_is_retried_first():
+    job = run(bodies.gathers, [bodies.fails.s("no")])
+    child = Job.objects.get(task=bodies.fails.name)
+    assert job.state == "failed"
+    first, last = ask(job.pk)["reasons"]
+    assert (first["code"], last["code"]) == ("child_failed", "failed")
+    assert f"jobs retry {child.pk}; " in first["cure"]
+    Job.objects.filter(pk=child.pk).update(state="succeeded")
+    assert codes(job.pk) == ["failed"]
