@@ -59,12 +59,6 @@ class Awaited:
             for child in self.children:
                 child.cancel()
 
-    def leave(self) -> None:
-        """The run is over: else the two keep each other until the next garbage collection."""
-        run = self.run
-        run.aside, run.body = Run.aside, None
-        del vars(run)["awaited"]
-
     def conclude(self) -> None:
         """Tell the run what came of it."""
         run = self.run

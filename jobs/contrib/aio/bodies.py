@@ -269,7 +269,10 @@ class Bodies:
         self.done += 1
         run.slot.free()
         self._slots.append(run.slot)
-        self.running.pop(run).leave()
+        del self.running[run]
+        # Else the two keep each other until the next garbage collection.
+        del vars(run)["awaited"]
+        run.aside, run.body = Run.aside, None
         if self._wakes_at_end or run.job.limit_key is not None:
             self._vain = 0
             self._woken.set()
