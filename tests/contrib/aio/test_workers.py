@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import time
 from importlib.util import find_spec  # noqa: F401
@@ -261,6 +262,27 @@ def test_a_blocked_loop_is_named_and_replaced_and_its_neighbours_go_back_without
     assert f"{blocks.name}[{job.pk}]" in line
     assert "test_workers.py:" in line
     assert " in blocks()" in line
+
+
+@shared_task
+async def blocks_for_a_while():
+    await asyncio.sleep(0)
+    time.sleep(2.5)
+
+
+def test_a_loop_that_was_blocked_says_for_how_long():
+    with Worker(concurrency=1) as worker:
+        [job] = wait_ended(blocks_for_a_while.delay().id)
+        line = wait_for(
+            lambda: next(
+                (each for each in worker.text().splitlines() if "the event loop was blocked for " in each), ""
+            ),
+            20,
+            "it says so",
+        )
+    assert job.state == "succeeded"
+    assert f"{blocks_for_a_while.name}[{job.pk}]" in line
+    assert re.search(r"was blocked for [23]\.\d s", line)
 
 
 @shared_task(time_limit=2)
