@@ -119,7 +119,8 @@ def _meant(run: Run, exc: BaseException, error: dict[str, Any]) -> Outcome:
         case Ignore():
             cancelled = error | {"type": getattr(exc, "kind", "Cancelled")}
             is_ended = lambda: transitions.heed(job) or transitions.cancel_running(job, cancelled)  # noqa: E731
-            return Outcome("cancelled", "cancelled by its body", is_ended, exc)
+            text = f"cancelled: {error['message']}" if error["message"] else "cancelled by its body"
+            return Outcome("cancelled", text, is_ended, exc)
     if (pause := default_retry.pause(run, exc)) is not None:
         write = partial(transitions.retry, job, transitions.now_plus(pause), error, {})
         text, more = f"will be retried in {pause:.0f} s: {said}", {"retries": job.retries + 1}
@@ -203,7 +204,7 @@ def write(run: Run, transition: Callable[[], bool], error: dict[str, Any] | None
         log(logging.ERROR, run.job, "could not be finished: no database", "finish_failed")
         raise NotSettled("the database is away")
     if not done:
-        log(logging.WARNING, run.job, "was given to another run", "lost_lease")
+        log(logging.WARNING, run.job, "was given to another run, or killed", "lost_lease")
         raise LostLease("this run lost its lease")
 
 

@@ -79,7 +79,7 @@ def test_run_makes_due_what_waits():
         call_command("jobs", "run", *(str(job.pk) for job in (scheduled, ready, failed)), stdout=out)
     assert out.getvalue().splitlines() == [
         f"{scheduled.pk} made due (was scheduled)",
-        f"{ready.pk} is ready: it does not wait for its time",
+        f"{ready.pk} is ready: it does not wait for its time (jobs why says what it waits for)",
         f"{failed.pk} is failed: it does not wait; retry it",
     ]
     scheduled.refresh_from_db()
