@@ -145,7 +145,7 @@ def test_a_process_that_dies_later_on(at):
         *((onboard_fast, at) for at in ("before_suspend@2", "before_step@2", "before_step@3")),
         (awaits, "before_step@3"),
     ],
-    ids=str,
+    ids=lambda each: getattr(each, "name", each),
 )
 def test_a_process_that_stands_still_where_its_signal_comes(task, at):
     """The signal is there for the run that follows, and whoever stood still takes nothing of it."""
