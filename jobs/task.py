@@ -378,8 +378,8 @@ class Task(celery.Task):
         None.
 
         Raises:
-            TypeError: what is given is no function, or an ``async def``. The body fails with it, too, if it does not
-                return what it has made here: it would do nothing.
+            TypeError: what is given is no function, or an ``async def``. A job fails with it, too, if its body returns
+                none of what it has made here. Only what is returned is called.
         """
         made = Commit(function, args, kwargs)
         if (run := self._run) is not None:

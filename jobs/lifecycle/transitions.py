@@ -478,8 +478,8 @@ def expire(using: str, limit: int, at: Any = None, since: Any = None) -> int:
     with transaction.atomic(using=using):
         found = list(databases.free(late).values_list("pk", "started_at")[:limit])
         new, begun = ([key for key, at in found if (at is None) == is_new] for is_new in (True, False))
-        # What has begun waits for its next run: a durable task, or one that is retried.
-        done = _cancel(begun, using, "Expired", "its time was over while it waited") if begun else 0
+        # What was claimed before waits for its next run: a durable task, say, or one that is retried.
+        done = _cancel(begun, using, "Expired", "its expires_at came before its next run") if begun else 0
         return done + (_cancel(new, using, "Expired", "the job was not started before expires_at") if new else 0)
 
 

@@ -192,7 +192,8 @@ class _Process:
     def _claim(self) -> Job | None:
         at, self.clock.next = self.clock.at, None
         for alias in self.aliases:
-            transitions.expire(alias, conf().BATCH, at)
+            while transitions.expire(alias, conf().BATCH, at) >= conf().BATCH:
+                pass
             transitions.sweep_cancellations(alias, conf().BATCH)
             transitions.make_due(alias, conf().BATCH, at=at)
             ready = Job.objects.using(alias).filter(_OF_OPEN_QUEUES, state=State.READY)

@@ -58,6 +58,9 @@ class Awaited:
             # As asyncio.run() does.
             for child in self.children:
                 child.cancel()
+            # What was answered in ``effect()`` is written before anything comes of the run.
+            while writes := vars(run).get("writes"):
+                await asyncio.wait(writes)
 
     def conclude(self) -> None:
         """Tell the run what came of it."""

@@ -53,8 +53,8 @@ GATHER = 0.02
 #: it looks: the plain ones start first, and one look answers several.
 VAIN, WITHIN, BEHIND = 3, 0.2, 0.01
 
-#: A body that waits has more objects than so many, and none of them is garbage. So many of each place are made before
-#: Python looks for garbage: by its own threshold, of 700, it would look at all bodies again and again.
+#: Python looks for garbage after so many new objects for each place. A body that waits has more than that, and none of
+#: them is garbage: by Python's own threshold all bodies would be looked at again and again.
 ALIVE = 20
 
 #: Seconds until it is tried again to have slots for its bodies.
@@ -272,7 +272,8 @@ class Bodies:
         del self.running[run]
         # Else the two keep each other until the next garbage collection.
         del vars(run)["awaited"]
-        run.aside, run.body = Run.aside, None
+        # What a child of it that goes on says of its progress is lost.
+        run.aside, run.body = lambda call: None, None
         if self._wakes_at_end or run.job.limit_key is not None:
             self._vain = 0
             self._woken.set()

@@ -14,7 +14,7 @@ from functools import partial, wraps
 from hashlib import sha256
 from typing import Any
 
-from asgiref.sync import iscoroutinefunction, sync_to_async
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
@@ -103,7 +103,10 @@ def _undo(function: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any
             f"on_cancel={function!r} must be a plain function of a module: another process has to find it by name"
         )
     try:
-        inspect.signature(function).bind(*args, **kwargs)
+        inspect.signature(function, follow_wrapped=False).bind(*args, **kwargs)
+    except ValueError:
+        # A function of C may not say what it takes.
+        pass
     except TypeError as exc:
         raise TypeError(f"on_cancel={path} is called with the arguments of its step, and cannot be: {exc}") from None
     return {"function": path, "args": jsonable(list(args), "args"), "kwargs": jsonable(kwargs, "kwargs")}
@@ -204,7 +207,7 @@ def _plain(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if asyncio._get_running_loop() is not None:
+        if self.is_async and asyncio._get_running_loop() is not None:
             raise TypeError(f"self.{name}() would block the event loop: await self.a{name}() in an async def body")
         return method(self, *args, **kwargs)
 
@@ -224,6 +227,7 @@ def _noted(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
             left.append((name, made))
         return made
 
+    markcoroutinefunction(call)
     return call
 
 
@@ -265,11 +269,11 @@ def wrap(run: Any) -> Any:
         async def body(self: Any, *args: Any, **kwargs: Any) -> Any:
             with _isolated(self) as isolation, _in_time(self):
                 if isolation is None:
-                    return _unless_suspended(await call(self, *args, **kwargs))
+                    return _unless_suspended(self, await call(self, *args, **kwargs))
                 # What it asks of the database has the connections of another thread.
                 await sync_to_async(isolation.watch_connections)()
                 try:
-                    return _unless_suspended(await call(self, *args, **kwargs))
+                    return _unless_suspended(self, await call(self, *args, **kwargs))
                 finally:
                     await sync_to_async(isolation.unwatch_connections)()
 
@@ -278,25 +282,29 @@ def wrap(run: Any) -> Any:
         @wraps(function)
         def body(self: Any, *args: Any, **kwargs: Any) -> Any:
             with _isolated(self):
-                return _unless_suspended(call(self, *args, **kwargs))
+                return _unless_suspended(self, call(self, *args, **kwargs))
 
     body.goes_on = True  # type: ignore[attr-defined]
     return body
 
 
-def _unless_suspended(result: Any) -> Any:
+def _unless_suspended(self: Any, result: Any) -> Any:
     """What a body returned."""
     if (run := current_run()) is None:
         return result
     if (over := suspended(run)) is not None:
         raise over
+    if run.task.name != self.name:
+        return result
     for name, made in vars(run).get("not_awaited", ()):
         if inspect.getcoroutinestate(made) == inspect.CORO_CREATED:
-            # Else Python warns as well.
-            made.close()
+            tasks = asyncio.all_tasks() if asyncio._get_running_loop() is not None else ()
+            if made not in [task.get_coro() for task in tasks]:
+                # Else Python warns as well.
+                made.close()
             raise TypeError(
-                f"the body did not await self.{name}(), which did nothing: say await self.{name}(...) in an async def "
-                f"body, and self.{name[1:]}(...) in a plain one"
+                f"the body did not await self.{name}(), which did nothing: say await self.{name}(...), or await the "
+                f"task made of it, in an async def body, and self.{name[1:]}(...) in a plain one"
             )
     return result
 

@@ -44,7 +44,9 @@ def _told(row: Any, later: Any, job: Job, seen: Any) -> dict[str, Any]:
     has_gone_on = later is not None or job.state in ENDED or (row.kind == _KIND.SLEEP and job.state != State.SCHEDULED)
     if state == _STATE.WAITING and has_gone_on:
         state = OVER
-        done_at = later.made_at if later is not None else job.finished_at or min(row.until or row.read_at, row.read_at)
+        # The step behind it may have begun again since.
+        end = later.made_at if later is not None else job.finished_at
+        done_at = min(row.until or end or row.read_at, end or row.read_at)
     waits, error = state == _STATE.WAITING, seen.error(row.error)
     entry = error if isinstance(error, dict) else {"type": "?", "message": error}
     names = {_KIND.STEP: "result", _KIND.WAIT: "payload"} if row.state == _STATE.DONE else {}
@@ -140,6 +142,9 @@ def reasons(view: View) -> Iterator[Reason]:
     elif job.state == State.FAILED:
         last = Step.objects.using(view.using).filter(job=job.pk).order_by("-pk").first()
         if last is None or (last.kind, last.state) != (_KIND.GATHER, _STATE.FAILED):
+            return
+        # The body may have caught that, and failed for something else.
+        if [(job.error or {}).get(part) != (last.error or {}).get(part) for part in ("type", "message")] != [False] * 2:
             return
         child = jobs.filter(batch=as_uuid(last.key), state__in=UNSUCCESSFUL).order_by("pk").first()
         if child is not None:

@@ -78,7 +78,7 @@ class Block:
                 "thread of the body (a plain call of the task, apply() and task_always_eager make no job; in a test "
                 "enqueue it, and run it with run_jobs() of jobs.testing)"
             )
-        if asyncio._get_running_loop() is not None:
+        if run.task.is_async and asyncio._get_running_loop() is not None:
             raise TypeError(f"effect({self._name!r}) in an async def body is awaited: async with effect(...) as call:")
         self._call = Call(run, self._name, self._key)
         run.checkpoint()
@@ -102,6 +102,9 @@ class Block:
         create = partial(asyncio.get_running_loop().create_task, context=copy_context())
         # In a context of no run: it is no part of the body, whose parts are cancelled when the body ends.
         writes = Context().run(create, on_thread(partial(self.__exit__, *raised)))
+        pending = vars(self._call._run).setdefault("writes", set())
+        pending.add(writes)
+        writes.add_done_callback(pending.discard)
         struck: BaseException | None = None
         # Race: a limit strikes, somebody cancels the job, or another part of the body fails, before the thread comes to
         # this. The call has happened.
@@ -111,7 +114,7 @@ class Block:
             except BaseException as exc:
                 struck = exc
         if struck is not None:
-            raise struck
+            raise struck from (None if writes.cancelled() else writes.exception())
         writes.result()
 
 

@@ -157,6 +157,57 @@ def test_what_is_to_be_committed_and_not_returned_fails_the_body(task):
     assert "did not return what self.commit() gave it" in job.error["message"]
 
 
+class CallsItself(Task):
+    abstract = True
+
+    def __call__(self, *args, **kwargs):
+        return super().__call__(*args, **kwargs)
+
+
+@shared_task(bind=True, base=CallsItself)
+def commits_in_own_call(self, key):
+    return self.commit(save, key)
+
+
+@shared_task(bind=True)
+def calls_itself(self, key, depth=1):
+    if depth:
+        self(key, depth - 1)
+        return "outer"
+    return self.commit(save, key)
+
+
+@shared_task(bind=True)
+async def awaits_itself(self, key, depth=1):
+    if depth:
+        await self(key, depth - 1)
+        return "outer"
+    return self.commit(save, key)
+
+
+@shared_task(bind=True)
+async def chooses(self, key):
+    good, _ = self.commit(save, key), self.commit(save, "other")
+    return good
+
+
+@pytest.mark.parametrize(
+    "task", [commits_in_own_call, calls_itself, awaits_itself, chooses], ids=lambda task: task.name
+)
+def test_what_was_committed_by_another_way_fails_nobody(task):
+    job = ended(task, "a")
+    assert (job.state, effects()) == ("succeeded", {"a": 1})
+
+
+@shared_task(bind=True, atomic=False)
+def commits_nothing_bare(self):
+    return self.commit()
+
+
+def test_a_commit_of_nothing_needs_no_transaction():
+    assert ended(commits_nothing_bare).state == "succeeded"
+
+
 @pytest.mark.parametrize(("function", "says"), [("waits", "await before"), ("__name__", "plain function")])
 def test_what_cannot_be_committed_says_so(function, says):
     job = ended(commits, function)

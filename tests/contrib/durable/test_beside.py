@@ -9,6 +9,7 @@ import json
 from importlib.util import find_spec
 
 import pytest
+from asgiref.sync import iscoroutinefunction
 from celery import chain, chord, group, shared_task
 from django.core.management import call_command
 from django.db import connection
@@ -250,6 +251,90 @@ def test_a_coroutine_may_be_unique_and_expire():
     late = only_async.apply_async(("b",), expires=timezone.now() - DAY)
     run_jobs()
     assert (job_of(first).state, job_of(late).error["type"]) == ("succeeded", "Expired")
+
+
+# Event loops
+
+
+@shared_task(bind=True, durable=True, name="tests.durable.one_awaited")
+async def one_awaited(self):
+    return 1
+
+
+@shared_task(bind=True, durable=True, name="tests.durable.one_beside")
+async def one_beside(self):
+    assert iscoroutinefunction(self.astep)
+    return await asyncio.gather(one_awaited(), self.astep("b", bodies.leave, "b", "kept"))
+
+
+def test_a_durable_task_may_call_another_one_beside_its_steps():
+    result = one_beside.delay()
+    run_jobs()
+    assert job_of(result).result == [1, "kept"]
+
+
+@shared_task(bind=True, durable=True, name="tests.durable.plain_one")
+def plain_one(self, key: str):
+    return self.step("a", str, key)
+
+
+@shared_task(bind=True, atomic=False, name="tests.durable.pays_plainly")
+def pays_plainly(self, key: str):
+    with jobs.effect("charge", key) as call:
+        if not call.done:
+            call.answered(key)
+
+
+def test_a_plain_call_in_an_async_view_is_one():
+    async def view():
+        return plain_one("x"), plain_one.apply(("x",)).get()
+
+    assert asyncio.run(view()) == ("x", "x")
+
+
+@pytest.mark.skipif(not find_spec("jobs.contrib.effects"), reason="the ledger is an extension")
+def test_plain_bodies_run_where_a_test_has_a_loop(monkeypatch):
+    monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
+    plain_one.delay("x")
+    pays_plainly.delay("x")
+
+    async def test():
+        return run_jobs()
+
+    assert asyncio.run(test()).states == {"succeeded": 2}
+
+
+turns: dict[str, int] = {}
+
+
+@shared_task(bind=True, name="tests.durable.pays_beside")
+async def pays_beside(self):
+    has_paid = asyncio.Event()
+
+    async def breaks():
+        await has_paid.wait()
+        for _ in range(turns["wait"]):
+            await asyncio.sleep(0)
+        raise LookupError("the other part")
+
+    async def pays():
+        async with jobs.effect("charge", "a") as call:
+            call.answered("paid")
+            has_paid.set()
+
+    await asyncio.gather(pays(), breaks())
+
+
+@pytest.mark.skipif(not find_spec("jobs.contrib.effects"), reason="the ledger is an extension")
+@pytest.mark.parametrize("wait", range(5))
+def test_an_answer_is_kept_though_another_part_of_the_body_fails(wait):
+    from jobs.contrib.effects.models import Effect
+
+    turns["wait"] = wait
+    pays_beside.delay()
+    with pytest.raises(LookupError):
+        run_jobs()
+    assert Effect.objects.get().state == "sent"
 
 
 # The crash kit

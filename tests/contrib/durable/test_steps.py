@@ -366,7 +366,7 @@ def test_a_deadline_comes_in_tests_as_time_passes(how):
     assert (job.state, job.error["type"], job.error["message"]) == (
         "cancelled",
         "Expired",
-        "its time was over while it waited",
+        "its expires_at came before its next run",
     )
     assert effects() == {"one": 1, "undo one": 1}
 

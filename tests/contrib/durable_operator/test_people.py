@@ -426,5 +426,9 @@ def test_why_names_the_child_that_is_retried_first():
     first, last = ask(job.pk)["reasons"]
     assert (first["code"], last["code"]) == ("child_failed", "failed")
     assert f"jobs retry {child.pk}; " in first["cure"]
+    error = job.error
+    Job.objects.filter(pk=job.pk).update(error={**error, "message": "of something else"})
+    assert codes(job.pk) == ["failed"]
+    Job.objects.filter(pk=job.pk).update(error=error)
     Job.objects.filter(pk=child.pk).update(state="succeeded")
     assert codes(job.pk) == ["failed"]
