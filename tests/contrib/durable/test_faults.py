@@ -113,20 +113,23 @@ def test_ten_steps_with_a_kill_every_second():
 @pytest.mark.slow
 @pytest.mark.database
 @pytest.mark.parametrize(
-    "at",
+    ("task", "at"),
     [
         # The step that takes the signal, the one that calls the children, the one with their results, the last one.
-        *(f"before_step@{number}" for number in range(2, 6)),
-        "after_step@3",
+        *((onboard_fast, f"before_step@{number}") for number in range(2, 6)),
+        (onboard_fast, "after_step@3"),
         # The wait for the signal, and the one for the children.
-        *("before_suspend@2", "before_suspend@3", "after_suspend@3"),
+        *((onboard_fast, at) for at in ("before_suspend@2", "before_suspend@3", "after_suspend@3")),
         # The child's own completion, before it lets its parent go on.
-        *("after_completion@3", "after_commit@1"),
+        *((onboard_fast, at) for at in ("after_completion@3", "after_commit@1")),
+        # The awaited forms: the step that takes the signal, and the wait for the children.
+        *((awaits, at) for at in ("before_step@3", "before_suspend@3")),
     ],
+    ids=lambda each: getattr(each, "name", each),
 )
-def test_a_process_that_dies_later_on(at):
+def test_a_process_that_dies_later_on(task, at):
     with Worker(*BODIES, concurrency=1, sync=f"{at}=kill") as worker:
-        result = onboard_fast.delay("a")
+        result = task.delay("a")
         wait_for_signal("approved:a")
         jobs.signal("approved:a", 7)
         [job] = wait_ended(result.id, timeout=60)
