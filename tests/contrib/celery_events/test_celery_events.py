@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from celery import current_app
+from celery import current_app, shared_task
 
 from tests import tasks
 from tests.faults.worker import Worker
@@ -40,6 +40,24 @@ def test_events_of_jobs_reach_a_monitor(broker):
     assert "'done'" in succeeded["result"]
     assert started["pid"]
     assert "ValueError" in monitor.heard[failed.id][-1]["exception"]
+
+
+@shared_task
+async def tells_of_coroutines(fails):
+    if fails:
+        raise ValueError("no")
+    return "done"
+
+
+@pytest.mark.slow
+def test_events_of_coroutines_reach_a_monitor(broker):
+    with Receiver() as monitor, Worker("-E", concurrency=1):
+        done, failed = tells_of_coroutines.delay(False), tells_of_coroutines.delay(True)
+        wait_ended(done.id, failed.id)
+        wait_for(lambda: "task-failed" in monitor.kinds(failed.id), 20, "its end")
+        wait_for(lambda: "task-succeeded" in monitor.kinds(done.id), 20, "its end")
+    assert monitor.kinds(done.id) == ["task-received", "task-started", "task-succeeded"]
+    assert monitor.kinds(failed.id) == ["task-received", "task-started", "task-failed"]
 
 
 @pytest.mark.slow
