@@ -32,16 +32,13 @@ class Commit:
 
     def within(self, is_atomic: bool) -> Any:
         """Call it. ``TypeError``: there is no transaction around it."""
-        if self._function is _nothing:
-            self.is_called = True
-            return None
-        if not is_atomic:
+        self.is_called = True
+        if not is_atomic and self._function is not _nothing:
             raise TypeError(
                 "self.commit() is called in the transaction of the completion, and a plain body with atomic=False, or "
                 "durable=True, has none: leave atomic=False out, or make the body an async def; in a durable task make "
                 "it a step: self.step(name, function)"
             )
-        self.is_called = True
         # A deadlock runs it again, and it may change what it was given.
         args, kwargs = deepcopy((self._args, self._kwargs))
         return self._function(*args, **kwargs)

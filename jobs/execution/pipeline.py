@@ -314,10 +314,10 @@ def call_body(run: Run, args: Any, kwargs: Any) -> None:
     try:
         run.slot.enter(BODY)
         run.result = (run.body or run.task.own_call or run.task.run)(*args, **kwargs)
-        if run.promised is not None and not run.promised.is_called and not isinstance(run.result, Commit):
-            raise TypeError("the body did not return what self.commit() gave it, so it would do nothing: return it")
         if isinstance(run.result, Commit):
             run.result = run.result.within(run.is_atomic)
+        elif run.promised is not None and not run.promised.is_called:
+            raise TypeError("the body did not return what self.commit() gave it, so it would do nothing: return it")
     except Replaced as exc:
         run.replacement = exc.signature
     except NotHere as exc:

@@ -73,6 +73,8 @@ class Run:
     aside: Callable[[Callable[[], Any]], Any] = lambda call: call()
     #: Of a coroutine: awaits a call on the thread that has the run's connection.
     on_thread: Callable[[Callable[[], Any]], Awaitable[Any]] | None = None
+    #: Of a coroutine: the writes under way on that thread. They are done before anything comes of the run.
+    writes: set[Any] | None = None
     #: What the body returned; and what it has made by ``Task.commit()``, which it has to return.
     result: Any = None
     promised: Any = None

@@ -476,11 +476,13 @@ def expire(using: str, limit: int, at: Any = None, since: Any = None) -> int:
     if not late.exists():
         return 0
     with transaction.atomic(using=using):
-        found = list(databases.free(late).values_list("pk", "started_at")[:limit])
-        new, begun = ([key for key, at in found if (at is None) == is_new] for is_new in (True, False))
-        # What was claimed before waits for its next run: a durable task, say, or one that is retried.
-        done = _cancel(begun, using, "Expired", "its expires_at came before its next run") if begun else 0
-        return done + (_cancel(new, using, "Expired", "the job was not started before expires_at") if new else 0)
+        by_text: dict[str, list[uuid.UUID]] = {}
+        for key, started_at in databases.free(late).values_list("pk", "started_at")[:limit]:
+            # What was claimed before waits for its next run: a durable task, say, or one that is retried.
+            is_new = started_at is None
+            text = "the job was not started before expires_at" if is_new else "its expires_at came before its next run"
+            by_text.setdefault(text, []).append(key)
+        return sum(_cancel(ids, using, "Expired", text) for text, ids in by_text.items())
 
 
 def cancel(job_id: uuid.UUID, using: str, kind: str = "Cancelled", why: str = "cancelled by hand") -> bool:

@@ -58,9 +58,8 @@ class Awaited:
             # As asyncio.run() does.
             for child in self.children:
                 child.cancel()
-            # What was answered in ``effect()`` is written before anything comes of the run.
-            while writes := vars(run).get("writes"):
-                await asyncio.wait(writes)
+            while run.writes:
+                await asyncio.wait(run.writes)
 
     def conclude(self) -> None:
         """Tell the run what came of it."""

@@ -143,8 +143,11 @@ def reasons(view: View) -> Iterator[Reason]:
         last = Step.objects.using(view.using).filter(job=job.pk).order_by("-pk").first()
         if last is None or (last.kind, last.state) != (_KIND.GATHER, _STATE.FAILED):
             return
-        # The body may have caught that, and failed for something else.
-        if [(job.error or {}).get(part) != (last.error or {}).get(part) for part in ("type", "message")] != [False] * 2:
+        own, of_child = (
+            [(error or {}).get(part) for part in ("type", "message")] for error in (job.own_error, last.error)
+        )
+        if own != of_child:
+            # The body has caught that, and failed for something else.
             return
         child = jobs.filter(batch=as_uuid(last.key), state__in=UNSUCCESSFUL).order_by("pk").first()
         if child is not None:

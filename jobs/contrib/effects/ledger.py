@@ -102,9 +102,10 @@ class Block:
         create = partial(asyncio.get_running_loop().create_task, context=copy_context())
         # In a context of no run: it is no part of the body, whose parts are cancelled when the body ends.
         writes = Context().run(create, on_thread(partial(self.__exit__, *raised)))
-        pending = vars(self._call._run).setdefault("writes", set())
-        pending.add(writes)
-        writes.add_done_callback(pending.discard)
+        run = self._call._run
+        run.writes = run.writes or set()
+        run.writes.add(writes)
+        writes.add_done_callback(run.writes.discard)
         struck: BaseException | None = None
         # Race: a limit strikes, somebody cancels the job, or another part of the body fails, before the thread comes to
         # this. The call has happened.

@@ -606,6 +606,7 @@ def test_a_plain_call_just_does_it():
         ({"durable": True, "idempotency_key": "k"}, "idempotency_key= do not go together"),
         ({"deadline": DAY}, "add durable=True"),
         ({"durable": True, "deadline": "soon"}, "a timedelta"),
+        ({"durable": True, "deadline": -5}, "above zero"),
     ],
 )
 def test_what_does_not_go_together_is_refused_where_it_is_declared(declare, options, says):
