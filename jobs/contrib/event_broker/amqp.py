@@ -6,13 +6,14 @@ broker's permissions decide who may read what, also of what is sent again.
 """
 
 import random
+import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from amqp import Message
+from amqp import Message, spec
 from amqp.exceptions import AMQPError
 from kombu import Connection
 from kombu.exceptions import OperationalError
@@ -80,8 +81,8 @@ class Link:
         self.channel: Any = None
         #: The number of the last message that was published; the numbers that wait for a confirm, or were refused.
         self._last = 0
-        self._unconfirmed: set[int] = set()
-        self._refused: set[int] = set()
+        self.unconfirmed: set[int] = set()
+        self.refused: set[int] = set()
         #: How many messages came back, because no queue was bound to them.
         self.returned = 0
         self._is_away = False
@@ -123,7 +124,16 @@ class Link:
         self.channel.events["basic_ack"].add(self._note_confirmed)
         self.channel.events["basic_nack"].add(self._note_refused)
         self.channel.events["basic_return"].add(self._note_returned)
-        self._last, self._unconfirmed, self._refused, self.returned = 0, set(), set(), 0
+        self._last, self.unconfirmed, self.refused, self.returned = 0, set(), set(), 0
+
+    def hang_up(self) -> None:
+        """Close once the broker has read all. With unread messages it would end in a reset, which loses that."""
+        self.connection.send_method(spec.Connection.Close, "BsBB", (0, "", 0, 0))
+        sock = self.connection.sock
+        sock.shutdown(socket.SHUT_WR)
+        with suppress(ConnectionResetError):
+            while sock.recv(2**16):
+                pass
 
     def close(self) -> None:
         connection, self.connection = self.connection, None
@@ -144,7 +154,7 @@ class Link:
         rest = dict(properties)
         message = Message(body, application_headers=rest.pop("headers"), **rest)
         self._last += 1
-        self._unconfirmed.add(self._last)
+        self.unconfirmed.add(self._last)
         self.channel.basic_publish(message, exchange=exchange, routing_key=key, mandatory=returns)
         return self._last
 
@@ -167,7 +177,7 @@ class Link:
             OperationalError: it did not answer.
         """
         deadline = time.monotonic() + CONFIRM
-        while self._unconfirmed:
+        while self.unconfirmed:
             if stopping.is_set():
                 return
             if time.monotonic() > deadline:
@@ -184,27 +194,14 @@ class Link:
             return False
         return True
 
-    def is_confirmed(self, number: int) -> bool:
-        """Whether the broker has what was published with this number over the last connection."""
-        return number not in self._unconfirmed and number not in self._refused
-
-    @property
-    def refuses(self) -> bool:
-        """Whether anything was refused over this connection."""
-        return bool(self._refused)
-
-    def is_refused(self, number: int) -> bool:
-        """Whether a queue that should get it was full."""
-        return number in self._refused
-
     def _note_confirmed(self, tag: int, multiple: bool) -> None:
-        self._unconfirmed -= {each for each in self._unconfirmed if each <= tag} if multiple else {tag}
+        self.unconfirmed -= {each for each in self.unconfirmed if each <= tag} if multiple else {tag}
 
     def _note_returned(self, *args: Any) -> None:
         self.returned += 1
 
     def _note_refused(self, tag: int, multiple: bool) -> None:
-        self._refused |= {each for each in self._unconfirmed if each <= tag} if multiple else {tag}
+        self.refused |= {each for each in self.unconfirmed if each <= tag} if multiple else {tag}
         self._note_confirmed(tag, multiple)
 
 

@@ -141,8 +141,8 @@ class Publisher(amqp.Link):
             reach("after_publish")
         finally:
             # Only what was refused is published again.
-            done = [row for number, row in published.items() if self.is_confirmed(number)]
-            refused = [row for number, row in published.items() if self.is_refused(number)]
+            done = [row for number, row in published.items() if number not in self.unconfirmed | self.refused]
+            refused = [row for number, row in published.items() if number in self.refused]
             with turn():
                 Event.objects.using(using).filter(pk__in=[row.pk for row in done]).update(sent_at=Now())
                 self._note_full(using, {row.name for row in done}, refused)
@@ -224,7 +224,7 @@ def send_to(service: str, events: Sequence[Event], using: str, again: str | None
         for row in events:
             link.send(service, replace(message_of(row, using), again=again), {}, returns=True)
         link.confirm(threading.Event())
-        if link.refuses:
+        if link.refused:
             raise OperationalError("the queue is full")
         return len(events) - link.returned
     except amqp.ERRORS as exc:

@@ -143,6 +143,7 @@ class Receiver(amqp.Link):
         with turn():
             inbox.put_aside(self._app, databases.home(), exc)
         self.channel.basic_ack(self._tag + 1)
+        self.hang_up()
 
     def _store(self) -> None:
         """Write what has arrived, and acknowledge it. After an error it comes again."""
