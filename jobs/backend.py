@@ -1,7 +1,7 @@
 """Celery's result backend over the jobs' rows: ``result_backend = "jobs.backend:Backend"``.
 
 A row has what a backend keeps of a task, whoever ended it. So a run writes nothing here, and ends that are decided
-outside of the body are seen like all others. Only what has no row is stored (``jobs.store.stored``).
+outside of the body are seen like all others. Only what has no row is stored (``jobs.store.results``).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from jobs.errors import for_celery
 from jobs.lifecycle import wakeups
 from jobs.models import ENDED, LIVE, WAITING, Job, State, above
 from jobs.models.values import as_uuid, decoded
-from jobs.store import databases, stored
-from jobs.store.stored import Store
+from jobs.store import databases, results
+from jobs.store.results import Store
 
 #: Seconds between the first two looks at what somebody waits for; each pause is longer than the one before.
 FIRST_PAUSE, GROWTH = 0.005, 1.5
@@ -97,7 +97,7 @@ class Backend(BaseBackend):
         **kwargs: Any,
     ) -> None:
         meta = self.encode({**self._get_result_meta(result, state, traceback, request), "task_id": task_id})
-        if slot is None or not slot.say(stored.packed(task_id, meta, self.expires, kwargs["lease"])):
+        if slot is None or not slot.say(results.packed(task_id, meta, self.expires, kwargs["lease"])):
             self._store.write(task_id, meta, self.expires, **kwargs)
 
     def process_cleanup(self) -> None:

@@ -16,7 +16,7 @@ from django.db import connections, router
 
 from jobs import conf as project
 from jobs import extensions, store
-from jobs.conf import Celery, conf, import_tasks, is_ours, private, problems
+from jobs.conf import Celery, celery_private, conf, import_tasks, is_ours, problems
 from jobs.models import Job, tables
 
 #: What each check says -> the cure. E is an error, with which no worker starts; W is a warning.
@@ -206,8 +206,8 @@ def driver(app: Celery) -> str | None:
 @_careful
 def check_worker(worker: Any) -> Iterator[CheckMessage]:
     pool = pool_of(worker)
-    if gone := private.missing():
-        yield say("E018", names="; ".join(gone), tested=private.tested())
+    if gone := celery_private.missing():
+        yield say("E018", names="; ".join(gone), tested=celery_private.tested())
     if pool in ("gevent", "eventlet"):
         yield say("E003", pool=pool)
     if pool == "prefork" and getattr(worker, "pool_start_method", "fork") != "fork":

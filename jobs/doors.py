@@ -112,7 +112,7 @@ class Extension:
 
     # The worker: beside each one there is a supervisor, a process with threads
 
-    #: Makes what runs other jobs beside each process (``worker/beside.py``), before the worker forks; None: nothing.
+    #: Makes what runs other jobs beside each process (``worker/executors.py``), before the worker forks; None: nothing.
     beside: Callable[[Any], Any]
 
     def threads(self) -> Iterable[Thread]:

@@ -22,7 +22,7 @@ from django.db import connections, transaction
 from jobs import extensions
 from jobs.calling import calls, outbox
 from jobs.calling.options import check_call, check_declaration
-from jobs.conf import is_eager, is_stock, problems, releases, sentry, task_options
+from jobs.conf import celery_releases, is_eager, is_stock, problems, sentry, task_options
 from jobs.errors import Replaced, UniqueTaken
 from jobs.execution import pipeline
 from jobs.execution.commit import Commit
@@ -166,7 +166,7 @@ class Task(celery.Task):
         for declared in extensions.through("declared"):
             declared(cls)
         cls.call_hooks = tuple(called for each in extensions.through("called") if (called := each(cls)) is not None)
-        cls.argument_dumper = releases.argument_dumper(cls)
+        cls.argument_dumper = celery_releases.argument_dumper(cls)
         if "idempotency_key" in cls.key_templates and not cls.atomic:
             raise ValueError(
                 "idempotency_key= needs the transaction of the effects, and atomic=False has none: leave atomic=False "

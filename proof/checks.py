@@ -276,7 +276,7 @@ MODELS = (
             Guard(
                 "how many run counts, and not which slots",
                 ("LOWERED", "NO_COUNT"),
-                "jobs.contrib.limits.one_statement (cardinality)",
+                "jobs.contrib.limits.postgresql_claim (cardinality)",
                 "more run than a lowered limit says",
             ),
         ),

@@ -45,7 +45,7 @@ def prepare() -> None:
         module.os = system
     for module in (supervisor, listener):
         module.select = Instead(select, select=base.select)
-    listener.Ear = base.Ear
+    listener.Notifications = base.Notifications
     for module in (rescue, states):
         module.start_of = partial(world.start_of, states.start_of)
     connections._connections = Local()

@@ -20,7 +20,7 @@ from django.utils.translation import gettext_lazy as _
 from jobs import extensions
 from jobs.inspection.times import duration
 from jobs.inspection.view import other
-from jobs.lifecycle.shown import shown
+from jobs.lifecycle.display import shown
 from jobs.models import Job, State, label_of
 from jobs.models.values import scrub
 from jobs.operations.selection import DIGITS

@@ -26,7 +26,7 @@ from jobs.calling.options import says_how_to_retry
 from jobs.conf import celery_app, conf
 from jobs.inspection.times import duration
 from jobs.inspection.view import View, look_up, progress_of
-from jobs.lifecycle.shown import shown
+from jobs.lifecycle.display import shown
 from jobs.lifecycle.transitions import NEVER, due_at
 from jobs.models import WAITING, Job, State
 from jobs.models.fields import created_since

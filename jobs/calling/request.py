@@ -13,8 +13,8 @@ from celery.utils.nodenames import anon_nodename
 from celery.utils.saferepr import saferepr
 
 from jobs.conf import conf
+from jobs.lifecycle.display import TEXTS, shown
 from jobs.lifecycle.run import Run, current
-from jobs.lifecycle.shown import TEXTS, shown
 from jobs.models import Job
 from jobs.models.values import decoded
 

@@ -20,10 +20,10 @@ from django.db import Error, InterfaceError, OperationalError, transaction
 
 from jobs.calling import outbox
 from jobs.conf import conf
+from jobs.conf.celery_releases import was_told_to_end
 from jobs.conf.logs import log
-from jobs.conf.releases import was_told_to_end
 from jobs.errors import Busy, Cancel, LostLease, NotSettled, Snooze, for_celery
-from jobs.execution import default_retry
+from jobs.execution import backoff
 from jobs.idempotency import locks
 from jobs.lifecycle import transitions
 from jobs.lifecycle.run import NotHere, Run, Suspended, persistently
@@ -121,7 +121,7 @@ def _meant(run: Run, exc: BaseException, error: dict[str, Any]) -> Outcome:
             is_ended = lambda: transitions.heed(job) or transitions.cancel_running(job, cancelled)  # noqa: E731
             text = f"cancelled: {error['message']}" if error["message"] else "cancelled by its body"
             return Outcome("cancelled", text, is_ended, exc)
-    if (pause := default_retry.pause(run, exc)) is not None:
+    if (pause := backoff.pause(run, exc)) is not None:
         write = partial(transitions.retry, job, transitions.now_plus(pause), error, {})
         text, more = f"will be retried in {pause:.0f} s: {said}", {"retries": job.retries + 1}
         return Outcome("retried", text, write, Retry(exc=exc, when=round(pause)), more=more)

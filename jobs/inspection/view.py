@@ -18,7 +18,7 @@ from jobs.conf.logs import logger
 from jobs.idempotency import locks
 from jobs.inspection.counts import MOST, workers
 from jobs.inspection.times import duration
-from jobs.lifecycle.shown import Shown, shown
+from jobs.lifecycle.display import Shown, shown
 from jobs.models import Job, Node, Pause, State
 from jobs.store import databases
 

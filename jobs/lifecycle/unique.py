@@ -18,7 +18,7 @@ from django.utils.translation import gettext_noop
 from jobs import store
 from jobs.conf import conf
 from jobs.errors import UniqueBusy
-from jobs.lifecycle.shown import shown
+from jobs.lifecycle.display import shown
 from jobs.models import UNIQUE, WAITING, Job
 from jobs.store import databases
 

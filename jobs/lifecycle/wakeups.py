@@ -25,7 +25,7 @@ from jobs.conf.logs import logger
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job
 from jobs.store import databases
-from jobs.store.ear import Ear
+from jobs.store.notifications import Notifications
 
 #: PostgreSQL's channel; the payload is a :class:`News`.
 CHANNEL = "jobs_wakeup"
@@ -135,7 +135,7 @@ class ResultListener(ExitStack):
     def __init__(self, alias: str) -> None:
         super().__init__()
         self._alias, self._asked = alias, 0.0
-        self._ear: Ear | None = None
+        self._ear: Notifications | None = None
 
     def sleep(self, seconds: float, ids: Container[str]) -> None:
         deadline = time.monotonic() + seconds
@@ -150,7 +150,7 @@ class ResultListener(ExitStack):
 
     def _hears(self, seconds: float, ids: Container[str]) -> bool:
         if self._ear is None:
-            self._ear, self._asked = Ear(self.enter_context(databases.apart(self._alias)), ENDED), 0.0
+            self._ear, self._asked = Notifications(self.enter_context(databases.apart(self._alias)), ENDED), 0.0
         if time.monotonic() - self._asked > ANSWERS / 2:
             self._asked = time.monotonic()
             self._ear.execute(f"NOTIFY {CHANNEL}, '{WAITS}'")

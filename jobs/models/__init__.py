@@ -434,7 +434,7 @@ class Lock(models.Model):
 class StoredResult(models.Model):
     """Results of tasks that are no jobs, the state that a running job tells (``update_state``), and saved groups.
 
-    See ``jobs.store.stored``.
+    See ``jobs.store.results``.
     """
 
     is_beside = True

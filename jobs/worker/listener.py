@@ -16,7 +16,7 @@ from jobs.lifecycle.wakeups import ANSWERS, CHANNEL, ONE, SOME, WAITS, News, wak
 from jobs.lifecycle.worker_state import IDLE, worker_state
 from jobs.maintenance import clock
 from jobs.store import databases
-from jobs.store.ear import Ear
+from jobs.store.notifications import Notifications
 
 #: Callers notify once in a while and keep no timer. Looks find what they enqueued since, so many seconds after.
 AFTER = (0.025, 0.06)
@@ -58,15 +58,15 @@ def _listen(alias: str, stopping: threading.Event) -> None:
     with databases.apart(alias) as connection:
         # Its looks go over the same connection.
         connections[alias] = connection
-        ear = Ear(connection, CHANNEL)
+        notifications = Notifications(connection, CHANNEL)
         # What was sent before this moment was lost.
         _look(alias)
-        told, looks = ear.heard(), list[float]()
+        told, looks = notifications.heard(), list[float]()
         rested = until = 0.0
         while not stopping.is_set():
             timeout = max(0.0, looks[0] - time.monotonic()) if looks else 1.0
-            select.select([ear], [], [], 0.0 if told else timeout)
-            heard, told = [News.read(text) for text in (*told, *ear.heard())], []
+            select.select([notifications], [], [], 0.0 if told else timeout)
+            heard, told = [News.read(text) for text in (*told, *notifications.heard())], []
             now = time.monotonic()
             names, queues = {news.queue for news in heard}, worker_state.queues
             if WAITS in names:
@@ -90,7 +90,7 @@ def _listen(alias: str, stopping: threading.Event) -> None:
                 looks = [look for look in looks if look > now]
                 _look(alias)
                 # What came meanwhile was read with the answer.
-                told = ear.heard()
+                told = notifications.heard()
 
 
 def _pauses(turn: int) -> tuple[float, ...]:

@@ -1,7 +1,7 @@
 """Celery's own pool processes claim jobs: between two stock tasks each waits for its pipe *or* for a wake-up.
 
-A job is no task of the pool. So jobs need neither the broker nor the worker's event loop. ``jobs/conf/private.py`` says
-what is private to Celery and billiard here, and every worker looks whether it is still there.
+A job is no task of the pool. So jobs need neither the broker nor the worker's event loop. What is private to Celery and
+billiard here is listed in ``conf/celery_private.py``, and every worker looks whether it is still there.
 """
 
 import select
@@ -23,7 +23,7 @@ from jobs.conf.logs import logger
 from jobs.lifecycle.wakeups import Wakeup, wakeup
 from jobs.lifecycle.worker_state import IDLE, worker_state
 from jobs.store.write_mutex import Lock
-from jobs.worker import beside
+from jobs.worker import executors
 from jobs.worker.runner import Runner
 
 #: Milliseconds for which a process waits for the stock task for which it offered itself.
@@ -62,7 +62,7 @@ class _Claiming:
                 most, memory = worker.maxtasks or 0, worker.max_memory_per_child or 0
                 runner = extensions.instead(Runner)(app, hostname, is_wanted, most, memory)
                 runner.catch_soft_limits()
-                for each in beside.present:
+                for each in executors.present:
                     each.start(app, hostname)
             runner.in_stock = False
             _run_jobs(runner, poll, wait, worker._shutdown)
@@ -138,7 +138,7 @@ def wait(poll: Callable[[float], list[Any]], pipe: Any, wakeup: Wakeup, seconds:
 
 
 def _wait_for_others() -> None:
-    for each in beside.present:
+    for each in executors.present:
         each.wait()
 
 

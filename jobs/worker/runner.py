@@ -32,7 +32,7 @@ from jobs.lifecycle.worker_state import BODY, BUSY, IDLE, OLD, ProcessState, wor
 from jobs.models import Job
 from jobs.store import databases
 from jobs.store.base import Claim
-from jobs.worker import beside
+from jobs.worker import executors
 
 #: Seconds that a claim is expected to take to run: nobody waits longer behind its first jobs. It is known by a task's
 #: moving mean, in which the last run has this weight.
@@ -159,7 +159,7 @@ class Runner:
         self._asked = claims.size_of(min(self._next, conf().CLAIM_BATCH))
         without = tuple(task for task, until in self._unknown.items() if time.monotonic() < until)
         if not self.only:
-            without += tuple(task for each in beside.present for task in each.tasks)
+            without += tuple(task for each in executors.present for task in each.tasks)
         for turn, (using, queue) in self._in_turn(worker_state.queues):
             if time.monotonic() < self._away.get(using, 0.0):
                 continue
@@ -400,12 +400,12 @@ class Runner:
 
     def _recycle(self) -> None:
         """As Celery's pool does after a task: end the process that has done its share, or holds too much memory."""
-        has_done = 0 < self._most <= self._done + sum(each.done for each in beside.present)
+        has_done = 0 < self._most <= self._done + sum(each.done for each in executors.present)
         used = mem_rss() if self._memory and not has_done else 0
         # What runs beside it comes to its end first.
         if not has_done and used <= self._memory:
             return
-        are_over = [each.retire() for each in beside.present]
+        are_over = [each.retire() for each in executors.present]
         if all(are_over):
             if not has_done:
                 text = "a process holds %s kB, more than its %s, and is replaced"

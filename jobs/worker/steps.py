@@ -26,7 +26,7 @@ from jobs.lifecycle.claims import Claimer
 from jobs.lifecycle.worker_state import worker_state
 from jobs.store import databases, write_mutex
 from jobs.store.identity import Identity, NotAdopted
-from jobs.worker import beside, pool, runner
+from jobs.worker import executors, pool, runner
 from jobs.worker.broker import ConsumerStep
 from jobs.worker.stop import alarm
 from jobs.worker.watchdog import supervisor
@@ -69,7 +69,7 @@ class NodeStep(bootsteps.StartStopStep):
         # The memory that the processes share stays shared: their garbage collections do not write into it.
         gc.collect()
         gc.freeze()
-        beside.present[:] = [made for make in extensions.through("beside") if (made := make(parent.app)) is not None]
+        executors.present[:] = [made for make in extensions.through("beside") if (made := make(parent.app)) is not None]
         queues = list(parent.app.amqp.queues.consume_from)
         about = {"hostname": parent.hostname, "pool": kind, "concurrency": parent.concurrency}
         supervisor.start(queues, tasks=tasks, **about)
@@ -95,7 +95,7 @@ class NodeStep(bootsteps.StartStopStep):
             parent.timer.call_repeatedly(SCALE, parent.autoscaler.maybe_scale)
         for thread in self.threads:
             thread.start()
-        for each in beside.present if self.threads else ():
+        for each in executors.present if self.threads else ():
             each.start(parent.app, parent.hostname)
 
     def close(self, parent: Any) -> None:
@@ -108,7 +108,7 @@ class NodeStep(bootsteps.StartStopStep):
         for thread in self.threads:
             if thread.ident is not None:
                 thread.join()
-        for each in beside.present if self.threads else ():
+        for each in executors.present if self.threads else ():
             each.wait()
 
     def terminate(self, parent: Any) -> None:

@@ -31,7 +31,7 @@ from jobs.lifecycle.worker_state import BODY, IDLE, Occupied, dead, is_alive, wo
 from jobs.maintenance import clock, rescue
 from jobs.maintenance.prune import Prune
 from jobs.models import Node
-from jobs.store import databases, heartbeats, identity, shared, stored
+from jobs.store import databases, heartbeats, identity, results, shared
 from jobs.store.databases import SideDatabase
 from jobs.store.identity import NotAdopted
 from jobs.worker import listener, stop
@@ -171,7 +171,7 @@ class Supervisor:
         """Write what the bodies say of themselves."""
         for text in worker_state.said(self._heard):
             try:
-                stored.write_said(self._side, text)
+                results.write_said(self._side, text)
             except DataError:
                 # What one says that cannot be kept must not keep the others from being heard.
                 logger.debug("a body said what cannot be kept", exc_info=True, extra=worker_state.about("said_refused"))

@@ -34,9 +34,9 @@ class Server:
         self.term = 0
         self._pool: list[Any] = []
         self._broken: Any = None
-        self.listening: list[Ear] = []
+        self.listening: list[Notifications] = []
         #: Hears the notifications of all, and hands them on.
-        self.ear: Any = None
+        self.listener: Any = None
         self.has_notified = False
         self.open = self.most_open = self.notifications = self.heard = 0
 
@@ -45,9 +45,9 @@ class Server:
 
     def start(self, url: str) -> None:
         self._pool.clear()
-        self.ear = psycopg.connect(url, autocommit=True)
-        self.ear.add_notify_handler(self._hear)
-        self.ear.execute("LISTEN jobs_wakeup")
+        self.listener = psycopg.connect(url, autocommit=True)
+        self.listener.add_notify_handler(self._hear)
+        self.listener.execute("LISTEN jobs_wakeup")
         self._broken = self._broken or psycopg.connect(url)
         self._broken.close()
 
@@ -55,7 +55,7 @@ class Server:
         """All connections are broken, and no new one is to be had, until :meth:`start`."""
         self.is_up = False
         self.term += 1
-        for raw in [*self._pool, self.ear]:
+        for raw in [*self._pool, self.listener]:
             raw.close()
         self._pool.clear()
         for each in self.listening:
@@ -72,7 +72,7 @@ class Server:
         pid = raw.info.backend_pid if not raw.closed else 0
         raw.close()
         if pid and self.is_up:
-            self.ear.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
+            self.listener.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
 
     def hand_on(self, actor: Actor) -> None:
         """After each piece of work: its notifications reach all that listen, a moment later."""
@@ -82,7 +82,7 @@ class Server:
             return
         self.has_notified = False
         # With its answer the server sends what it has to tell.
-        self.ear.execute("SELECT 1")
+        self.listener.execute("SELECT 1")
 
     def _hear(self, note: Any) -> None:
         self.notifications += 1
@@ -94,8 +94,8 @@ class Server:
 server = Server()
 
 
-class Ear:
-    """``jobs.store.ear.Ear``: what a supervisor's listener hears."""
+class Notifications:
+    """``jobs.store.notifications.Notifications``: what a supervisor's listener hears."""
 
     def __init__(self, connection: Any, channel: str) -> None:
         connection.ensure_connection()

@@ -25,7 +25,7 @@ from jobs.maintenance.prune import Prune
 from jobs.models import Job
 from jobs.models.values import Repr
 from jobs.store.databases import apart, side
-from jobs.store.ear import Ear
+from jobs.store.notifications import Notifications
 from tests import tasks
 from tests.helpers.concurrency import Elsewhere
 from tests.helpers.gates import once_only, wait_for_file
@@ -631,10 +631,10 @@ def test_who_waits_long_is_told_of_the_end(tmp_path, monkeypatch):
         result = tasks.gated.delay("a", str(started), str(gate))
         in_body(result.id, started)
         waiter = Elsewhere(lambda: result.get(timeout=60, interval=50))
-        ear = Ear(own, "jobs_ended")
+        notifications = Notifications(own, "jobs_ended")
 
         def is_told() -> bool:
-            return ear.hears(0.5, [tasks.noop.delay().id])
+            return notifications.hears(0.5, [tasks.noop.delay().id])
 
         wait_for(is_told, 20, "the worker knows that somebody waits")
         gate.touch()

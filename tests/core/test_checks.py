@@ -12,7 +12,7 @@ from django.db import connections
 
 from jobs import checks, extensions, store
 from jobs import conf as project
-from jobs.conf import celery_settings, conf, private, problems
+from jobs.conf import celery_private, celery_settings, conf, problems
 from tests.helpers.checked import Router, app, body, ids, worker
 
 pytestmark = pytest.mark.usefixtures("only_their_own_tasks")
@@ -132,7 +132,7 @@ def test_the_options_of_tasks_are_checked_without_a_worker(monkeypatch):
 
 
 def test_a_worker_does_not_start_without_it(monkeypatch):
-    monkeypatch.setattr(private, "PRIVATE", "billiard.pool:Worker.gone self | pool.py: something")
+    monkeypatch.setattr(celery_private, "PRIVATE", "billiard.pool:Worker.gone self | pool.py: something")
     assert ids(checks.for_worker(worker())) == ["jobs.E018"]
 
 

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from jobs.models import Job, Node
 from jobs.models.fields import first_id
-from jobs.store import databases, heartbeats, stored
+from jobs.store import databases, heartbeats, results
 
 ERROR = {"type": "ValueError", "message": "no", "traceback": "", "at": "2026-01-02T03:04:05+00:00", "attempt": 1}
 
@@ -74,4 +74,4 @@ def say(job: Job, done: float, total: float | None = 4, text: str = "") -> None:
     result = {"current": done, "total": total, "description": text}
     meta = json.dumps({"status": "PROGRESS", "result": result})
     with databases.side() as side:
-        stored.write_said(side, json.dumps([job.task_id, meta, None, job.lease]).encode())
+        results.write_said(side, json.dumps([job.task_id, meta, None, job.lease]).encode())

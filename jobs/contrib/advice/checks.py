@@ -29,7 +29,7 @@ from jobs.checks import (
     pool_of,
     say,
 )
-from jobs.conf import conf, did_you_mean, is_stock, private
+from jobs.conf import celery_private, conf, did_you_mean, is_stock
 from jobs.conf import own_tasks as jobs_own
 from jobs.models import Job, tables
 from jobs.store.postgresql import PostgreSQL
@@ -168,10 +168,12 @@ def untested_server(alias: str) -> Iterator[CheckMessage]:
 
 @OF_WORKER.append
 def unusual(worker: Any) -> Iterator[CheckMessage]:
-    here = {name: python_version() if name == "Python" else version(name) for name in private.TESTED}
+    here = {name: python_version() if name == "Python" else version(name) for name in celery_private.TESTED}
     minor = {name: ".".join(release.split(".")[:2]) for name, release in here.items()}
-    if untested := [f"{name} {here[name]}" for name, tested in private.TESTED.items() if minor[name] not in tested]:
-        yield say("W022", names=", ".join(untested), tested=private.tested())
+    if untested := [
+        f"{name} {here[name]}" for name, tested in celery_private.TESTED.items() if minor[name] not in tested
+    ]:
+        yield say("W022", names=", ".join(untested), tested=celery_private.tested())
     pool = pool_of(worker)
     for alias in conf().DATABASES if pool in ("thread", "solo") else ():
         # Each thread that runs jobs keeps one; stock tasks run beside them.

@@ -78,7 +78,7 @@ _Taken = tuple[Run, Context, pipeline.Steps, Any]
 
 
 class Bodies:
-    """What runs them beside each process (``worker/beside.py``)."""
+    """What runs them beside each process (``worker/executors.py``)."""
 
     def __init__(self, tasks: tuple[str, ...]) -> None:
         self.tasks, self.done = tasks, 0

@@ -28,7 +28,7 @@ from jobs.contrib.crashtest.compare import Outcome, Varying
 from jobs.contrib.crashtest.recorder import Operation
 from jobs.contrib.crashtest.report import Examination, Finding, as_html
 from jobs.inspection import frames
-from jobs.lifecycle.shown import shown
+from jobs.lifecycle.display import shown
 from jobs.models import Job
 from jobs.store import databases
 

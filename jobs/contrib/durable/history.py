@@ -38,7 +38,7 @@ from jobs.contrib.durable import signals
 from jobs.contrib.durable.models import Step
 from jobs.contrib.durable.store import Gone, steps, take, write_done
 from jobs.errors import Cancel, EffectParked, LostLease, NotSettled
-from jobs.execution import default_retry, finish
+from jobs.execution import backoff, finish
 from jobs.execution.pipeline import RERUNS
 from jobs.lifecycle import transitions
 from jobs.lifecycle.run import Run, Suspended, current_run, on_thread, persistently
@@ -472,7 +472,7 @@ class History:
         if isinstance(exc, (EffectParked, *task.throws)):
             return None
         if retries is None and not says_how_to_retry(task):
-            return default_retry.of_the_table(failures) if extensions.instead(default_retry.may_pass)(exc) else None
+            return backoff.of_the_table(failures) if extensions.instead(backoff.may_pass)(exc) else None
         if retries is None:
             wanted, unwanted = (tuple(getattr(task, f"{no}autoretry_for", ())) for no in ("", "dont_"))
             if not isinstance(exc, wanted) or isinstance(exc, unwanted):
@@ -485,7 +485,7 @@ class History:
             return float(get_exponential_backoff_interval(int(max(1.0, factor)), failures, most, jitter))
         if says_how_to_retry(task) or not (table := conf().RETRY):
             return float(task.default_retry_delay)
-        return default_retry.of_the_table(min(failures, len(table) - 1))
+        return backoff.of_the_table(min(failures, len(table) - 1))
 
     # Children
 

@@ -26,7 +26,7 @@ from jobs.contrib.durable.signals import SIGNAL, signal
 from jobs.contrib.durable_operator import rows as rows_of
 from jobs.inspection.times import duration
 from jobs.inspection.view import SHOWN, View
-from jobs.lifecycle.shown import shown
+from jobs.lifecycle.display import shown
 from jobs.models import Job
 from jobs.models.values import parsed
 from jobs.operations.selection import DIGITS

@@ -14,7 +14,7 @@ from jobs.contrib.durable.models import Step
 from jobs.contrib.durable_operator import rows
 from jobs.inspection.times import duration
 from jobs.inspection.view import look_up
-from jobs.lifecycle.shown import shown
+from jobs.lifecycle.display import shown
 from jobs.management.console.base import ID, LIMIT, LOOK, MEND, JobsCommand, local, me, option, reported, subcommand
 from jobs.management.console.change import key_of
 from jobs.models import ENDED, Job, State

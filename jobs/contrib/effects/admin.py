@@ -21,7 +21,7 @@ from jobs.contrib.effects import rows as rows_of
 from jobs.contrib.effects.models import Effect
 from jobs.contrib.effects.operations import clear_up
 from jobs.inspection.view import View
-from jobs.lifecycle.shown import veil
+from jobs.lifecycle.display import veil
 from jobs.models.values import jsonable, parse_uuid, parsed
 
 UNSENT, SENDING = ~Q(state=Effect.State.SENT), Q(state=Effect.State.SENDING)

@@ -9,7 +9,7 @@ from django.core.management.base import CommandError
 from jobs.conf import conf
 from jobs.contrib.effects.operations import clear_up
 from jobs.contrib.effects.rows import status, unsettled
-from jobs.lifecycle.shown import veil
+from jobs.lifecycle.display import veil
 from jobs.management.console.base import MEND, JobsCommand, option, reported, subcommand
 from jobs.models.values import parsed
 

@@ -13,7 +13,7 @@ from jobs.conf import conf
 from jobs.contrib.effects.models import Effect
 from jobs.errors import EffectParked
 from jobs.inspection.view import SHOWN, Reason, View
-from jobs.lifecycle.shown import BLANK, shown, veil
+from jobs.lifecycle.display import BLANK, shown, veil
 from jobs.lifecycle.transitions import now_plus
 from jobs.maintenance.prune import FULL_WALK
 from jobs.models import Job, State

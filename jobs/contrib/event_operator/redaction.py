@@ -7,7 +7,7 @@ from typing import Any
 
 from jobs.conf import conf
 from jobs.events.models import ARGS, Event
-from jobs.lifecycle.shown import HIDDEN, Shown, shown
+from jobs.lifecycle.display import HIDDEN, Shown, shown
 from jobs.models import Job
 
 

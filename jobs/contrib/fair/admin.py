@@ -14,7 +14,7 @@ from jobs.contrib.fair.models import KEYED
 from jobs.contrib.fair.store import KEYS
 from jobs.contrib.fair.waiting import waiting
 from jobs.inspection.counts import MOST, at_least
-from jobs.lifecycle.shown import shown
+from jobs.lifecycle.display import shown
 from jobs.models import Job
 from jobs.store import databases
 

@@ -17,11 +17,11 @@ from django.utils.translation import gettext
 from jobs import extensions
 from jobs.conf import conf
 from jobs.conf.logs import logger
-from jobs.lifecycle.shown import shown
+from jobs.lifecycle.display import shown
 from jobs.maintenance import prune
 from jobs.models import ENDED, LIVE, Action, Job, Marker
 from jobs.operations.actions import OPERATIONS
-from jobs.store.stored import Store
+from jobs.store.results import Store
 
 
 class GoesOn(Exception):

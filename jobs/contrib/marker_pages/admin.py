@@ -11,7 +11,7 @@ from jobs.admin import html
 from jobs.admin.base import ReadOnlyAdmin, by_key, may, template_of
 from jobs.admin.html import column, time_column
 from jobs.inspection.view import SHOWN, View
-from jobs.lifecycle.shown import veil
+from jobs.lifecycle.display import veil
 from jobs.models import Marker
 from jobs.models.values import parse_uuid
 

@@ -25,7 +25,7 @@ from jobs.lifecycle import transitions, wakeups
 from jobs.management.console.base import PROVE, JobsCommand, option, subcommand
 from jobs.models import ENDED, Job, State
 from jobs.store import databases, identity
-from jobs.store.ear import Ear
+from jobs.store.notifications import Notifications
 
 PATIENCE = 2.0  #: Seconds that the broker may take to answer.
 #: Seconds that the probe may take; and where no worker takes jobs, for one may just be starting.
@@ -167,9 +167,9 @@ def _locks() -> Finding:
 def _hears(alias: str, wait: float = 1.0) -> bool:
     """Whether a notification gets through: behind a pooler that shares connections none does, and a poll has to do."""
     with databases.apart(alias) as connection:
-        ear = Ear(connection, wakeups.CHANNEL)
+        notifications = Notifications(connection, wakeups.CHANNEL)
         store.of(alias).notify(wakeups.CHANNEL, [""])
-        return ear.hears(wait, [""])
+        return notifications.hears(wait, [""])
 
 
 def _notifications(alias: str) -> Finding:

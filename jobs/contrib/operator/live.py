@@ -20,7 +20,7 @@ from jobs.inspection.view import progress_of
 from jobs.lifecycle.wakeups import CHANNEL
 from jobs.models import Job, Node, Pause, State
 from jobs.store import databases
-from jobs.store.ear import Ear
+from jobs.store.notifications import Notifications
 
 #: Seconds between two looks: without a notification, and at the least. The end of a job sends none: that costs each.
 LOOK, LEAST = 1.0, 0.2
@@ -98,13 +98,14 @@ class Watch:
             try:
                 with ExitStack() as stack:
                     listening = [alias for alias in conf().DATABASES if store.of(alias).has_notify]
-                    ears = [Ear(stack.enter_context(databases.apart(alias)), CHANNEL) for alias in listening]
+                    own = [stack.enter_context(databases.apart(alias)) for alias in listening]
+                    sources = [Notifications(connection, CHANNEL) for connection in own]
                     while not self._is_over():
                         now = look()
                         if seen and now != seen:
                             self._tell()
                         seen = now
-                        _sleep(ears)
+                        _sleep(sources)
                 return
             except Exception as exc:
                 # Pages ask by themselves every ten seconds.
@@ -132,12 +133,12 @@ class Watch:
 watch = Watch()
 
 
-def _sleep(ears: list[Ear]) -> None:
+def _sleep(sources: list[Notifications]) -> None:
     """Sleep until a new job is told of, or for :data:`LOOK`."""
     time.sleep(LEAST)
-    heard, _, _ = select.select(ears, [], [], LOOK - LEAST)
-    for ear in heard:
-        ear.heard()
+    heard, _, _ = select.select(sources, [], [], LOOK - LEAST)
+    for source in heard:
+        source.heard()
 
 
 async def stream(since: float) -> AsyncIterator[str]:

@@ -4,4 +4,4 @@ from jobs.doors import Extension
 
 
 class Redaction(Extension):
-    instead = {"jobs.lifecycle.shown.Shown": "jobs.contrib.redaction.redacted.Redacted"}
+    instead = {"jobs.lifecycle.display.Shown": "jobs.contrib.redaction.redacted.Redacted"}

@@ -11,7 +11,7 @@ from django.utils.module_loading import import_string
 
 from jobs.conf import conf
 from jobs.conf.logs import logger
-from jobs.lifecycle.shown import BLANK, HIDDEN, TEXTS, Shown, names_of
+from jobs.lifecycle.display import BLANK, HIDDEN, TEXTS, Shown, names_of
 from jobs.models import Job
 from jobs.models.values import CUT, decoded, safe_repr
 

@@ -25,8 +25,8 @@ from jobs.contrib.isolation.isolation import stopped
 from jobs.contrib.rehearsal.watching import Watch
 from jobs.errors import Busy, NotIsolated, Snooze
 from jobs.execution import pipeline, tracer
+from jobs.lifecycle.display import shown
 from jobs.lifecycle.run import NotHere, Run, current
-from jobs.lifecycle.shown import shown
 from jobs.models import Job, Node, State
 from jobs.models.values import decoded, safe_repr
 from jobs.store import databases

@@ -12,7 +12,7 @@ from jobs.admin import html
 from jobs.admin.base import may
 from jobs.contrib.vault.tokens import CannotDecrypt, is_token, revealed
 from jobs.inspection.view import View
-from jobs.lifecycle.shown import shown
+from jobs.lifecycle.display import shown
 
 
 def job_page(request: HttpRequest, view: View) -> dict[str, str]:

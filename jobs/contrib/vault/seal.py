@@ -12,7 +12,7 @@ from django.core.signals import setting_changed
 
 from jobs.conf import conf, own_tasks
 from jobs.contrib.vault.tokens import encrypt, is_token
-from jobs.lifecycle.shown import names_of
+from jobs.lifecycle.display import names_of
 from jobs.models import Job
 
 #: Options of a call that have other calls in them.

@@ -12,7 +12,7 @@ from django.utils import timezone
 from jobs.conf import conf
 from jobs.inspection import by_time
 from jobs.inspection.view import progress_of
-from jobs.lifecycle.shown import shown, veil
+from jobs.lifecycle.display import shown, veil
 from jobs.lifecycle.transitions import due_at
 from jobs.management.console.base import ID, LIMIT, LOOK, JobsCommand, local, option, subcommand
 from jobs.management.console.change import WHICH, key_of, which

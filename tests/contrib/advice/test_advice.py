@@ -13,7 +13,7 @@ from django.db import connections
 
 from jobs import checks, store
 from jobs import conf as project
-from jobs.conf import conf, private, problems
+from jobs.conf import celery_private, conf, problems
 from jobs.contrib.advice import checks as advice
 from tests.helpers.checked import Router, app, body, ids, worker
 from tests.helpers.harness import ROOT
@@ -66,7 +66,7 @@ def test_another_isolation_level(settings, monkeypatch):
 
 
 def test_a_worker_on_another_release_says_so(monkeypatch):
-    monkeypatch.setattr(private, "TESTED", {"celery": ["5.4"]})
+    monkeypatch.setattr(celery_private, "TESTED", {"celery": ["5.4"]})
     assert ids(checks.for_worker(worker())) == ["jobs.W022"]
 
 

@@ -15,7 +15,7 @@ from jobs.contrib.forgetting import forget as forgetting
 from jobs.contrib.forgetting.forget import forget
 from jobs.events.models import Event
 from jobs.models import Action, Job, Marker, StoredResult
-from jobs.store.stored import Store
+from jobs.store.results import Store
 from jobs.testing import run_jobs
 from tests import tasks
 from tests.contrib.forgetting import tasks as own

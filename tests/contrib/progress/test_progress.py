@@ -24,7 +24,7 @@ from jobs.errors import LostLease
 from jobs.lifecycle import transitions
 from jobs.lifecycle.worker_state import _SAID_AT, worker_state
 from jobs.models import Job
-from jobs.store import databases, stored
+from jobs.store import databases, results
 from jobs.worker import supervisor
 from tests import tasks
 from tests.helpers.gates import once_only, wait_for_file
@@ -175,7 +175,7 @@ def claim_again(job: Job) -> Job:
 
 
 def test_a_zombie_that_writes_by_itself_does_not_overwrite_a_later_run():
-    store = stored.Store()
+    store = results.Store()
     for lease in (2, 1):
         store.write("a", json.dumps({"status": "PROGRESS", "result": lease}), 60, lease)
     assert store.read(["a"])["a"][1] == 2
@@ -194,7 +194,7 @@ def test_what_one_body_says_does_not_keep_others_from_being_heard(slot, monkeypa
             raise DataError("value too long")
         heard.append(text)
 
-    monkeypatch.setattr(stored, "write_said", write)
+    monkeypatch.setattr(results, "write_said", write)
     try:
         process._pass_on()
         del heard[:]
@@ -246,7 +246,7 @@ def test_a_number_that_is_too_large_draws_no_bar():
 def test_update_state_with_other_words_draws_no_bar(node):
     job = claim(tasks.noop.delay().id)
     for result in ({"done": 1}, {"current": "x"}, ["x"], None, {"current": float("inf")}):
-        stored.Store().write(job.task_id, json.dumps({"status": "PROGRESS", "result": result}), None, job.lease)
+        results.Store().write(job.task_id, json.dumps({"status": "PROGRESS", "result": result}), None, job.lease)
         assert said_by(job.pk) is None
 
 
@@ -394,7 +394,7 @@ def test_the_next_run_goes_on_where_the_last_commit_was(how, tmp_path):
 def test_progress_in_other_letters_costs_no_statement(node, monkeypatch, letter):
     worker_state.note_heartbeat()
     written = []
-    monkeypatch.setattr(stored.Store, "write", lambda self, *args: written.append(args))
+    monkeypatch.setattr(results.Store, "write", lambda self, *args: written.append(args))
     run = type("Run", (), {"slot": worker_state.take(), "job": Job(id=uuid.uuid4(), lease=1)})()
     try:
         progress.say(run, 1, 1000, letter * 500)
@@ -405,7 +405,7 @@ def test_progress_in_other_letters_costs_no_statement(node, monkeypatch, letter)
 
 def test_progress_does_not_tell_it(settings, admin_client, client):
     job = make("running", kwargs={"note": SECRET})
-    stored.Store().write(job.task_id, said_of(f"writes to {SECRET}"), 60.0, job.lease)
+    results.Store().write(job.task_id, said_of(f"writes to {SECRET}"), 60.0, job.lease)
     token = public.token_of(job)
     redact(settings)
     pages = text_of(admin_client, ("job_change", [job.pk]), ("job_changelist", []), ("dashboard", []))

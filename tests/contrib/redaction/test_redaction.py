@@ -17,8 +17,8 @@ from django.urls import reverse
 from jobs import checks
 from jobs.conf import problems
 from jobs.contrib.celery_events import pipe
+from jobs.lifecycle.display import shown
 from jobs.lifecycle.run import Run
-from jobs.lifecycle.shown import shown
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job, Marker
 from jobs.models.values import DEPTH, jsonable, scrub

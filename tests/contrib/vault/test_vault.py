@@ -32,7 +32,7 @@ from jobs.contrib.vault import seal
 from jobs.contrib.vault.tokens import revealed
 from jobs.extensions import through
 from jobs.inspection.view import look_up
-from jobs.lifecycle.shown import shown
+from jobs.lifecycle.display import shown
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job
 from jobs.models.values import decoded

@@ -20,8 +20,8 @@ from jobs import signals
 from jobs.conf import syncpoints
 from jobs.errors import Snooze, TaskExited
 from jobs.lifecycle import transitions, wakeups
+from jobs.lifecycle.display import shown
 from jobs.lifecycle.run import current_run
-from jobs.lifecycle.shown import shown
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job
 from jobs.models.values import decoded

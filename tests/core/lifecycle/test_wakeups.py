@@ -20,7 +20,7 @@ from jobs.lifecycle.wakeups import ONE, SOME, News, Wakeup
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job
 from jobs.store import databases, sessions
-from jobs.store.ear import Ear
+from jobs.store.notifications import Notifications
 from jobs.worker import listener
 from tests import tasks
 from tests.helpers import driver
@@ -39,12 +39,12 @@ def _never_rung():
     wakeups._notified.clear()
 
 
-def _after(seconds, ear):
+def _after(seconds, notifications):
     """What it has heard by then; nobody says that no more comes."""
-    told, end = ear.heard(), time.monotonic() + seconds
+    told, end = notifications.heard(), time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:
-        select.select([ear], [], [], left)
-        told += ear.heard()
+        select.select([notifications], [], [], left)
+        told += notifications.heard()
     return told
 
 
@@ -54,8 +54,8 @@ def heard():
     if connection.vendor != "postgresql":
         pytest.skip("nobody rings elsewhere")
     with databases.apart("default") as other:
-        ear = Ear(other, wakeups.CHANNEL)
-        yield lambda: [News.read(text).queue for text in _after(0.1, ear)]
+        notifications = Notifications(other, wakeups.CHANNEL)
+        yield lambda: [News.read(text).queue for text in _after(0.1, notifications)]
 
 
 def test_a_commit_tells_the_names_of_its_queues_and_no_more(heard):
@@ -305,11 +305,11 @@ def test_news_are_read_as_they_were_told(heard):
         news = News(name, 3, 2**63 - 1)
         assert News.read(str(news)) == news
     with databases.apart("default") as other:
-        ear = Ear(other, wakeups.CHANNEL)
+        notifications = Notifications(other, wakeups.CHANNEL)
         with transaction.atomic():
             tasks.noop.delay_many([(number,) for number in range(7)])
             tasks.noop.apply_async(queue="mail")
-        told = [News.read(text) for text in _after(0.1, ear)]
+        told = [News.read(text) for text in _after(0.1, notifications)]
     assert {news.queue: news.jobs for news in told} == {queue(): 7, "mail": 1}
 
 

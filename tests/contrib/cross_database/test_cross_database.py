@@ -6,7 +6,7 @@ import pytest
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from jobs.contrib.elsewhere import doors
+from jobs.contrib.cross_database import doors
 from jobs.models import Job
 from tests import tasks
 

@@ -43,8 +43,8 @@ billiard.pool:Pool._worker_active self worker           | pool.py: pool_shrink t
 billiard.pool:Pool.did_start_ok self                    | pool.py: a process may die before the broker is reached
 billiard.pool:Pool.maintain_pool self                   | pool.py: dead processes are replaced without the event loop
 billiard.pool:pickle_loads -                            | pool.py: a stock task out of the pipe
-billiard.common:terminate_handler_fired@4.3 -           | releases.py: a process that was told to end
-billiard.common:_should_have_exited -                   | releases.py: the same before
+billiard.common:terminate_handler_fired@4.3 -           | celery_releases.py: a process that was told to end
+billiard.common:_should_have_exited -                   | celery_releases.py: the same before
 celery.concurrency.asynpool:AsynPool._create_write_handlers self hub | pool.py: which process gets a stock task
 celery.concurrency.asynpool:AsynPool.process_flush_queues self proc  | pool.py: a new process says that it is up
 celery.concurrency.asynpool:AsynPool.on_poll_start -    | pool.py: the busy processes, before one is chosen
@@ -71,7 +71,7 @@ celery.worker.consumer:Consumer.on_connection_error_after_connected self exc | b
 celery.worker.consumer:Consumer.shutdown self           | broker.py: a broker that says nothing ends no stop
 celery.app.task:Task._get_app                           | task.py: the app that a task is bound to
 celery.app.task:Task._get_exec_options self             | calls.py: the options of a call
-celery.app.task:Task._dump_pydantic_arguments@5.7 -     | releases.py: arguments that are pydantic models
+celery.app.task:Task._dump_pydantic_arguments@5.7 -     | celery_releases.py: arguments that are pydantic models
 celery.local:Proxy._get_current_object self             | backend.py: the app itself, behind current_app
 celery.app.trace:TraceInfo.handle_error_state self task req | tracer.py: what Celery is told of a failure and a retry
 celery.app.trace:TraceInfo.handle_ignore self task req  | tracer.py: the same, of a job that was ended or put off

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 
-class Beside(Protocol):
+class Executor(Protocol):
     """Made by an extension in the worker's main process, before it forks."""
 
     #: The tasks that it claims, and that others leave to it.
@@ -24,4 +24,4 @@ class Beside(Protocol):
 
 
 #: Those of this worker.
-present: list[Beside] = []
+present: list[Executor] = []

@@ -10,7 +10,7 @@ from typing import Any
 from jobs.store import databases
 
 
-class Ear:
+class Notifications:
     """Parameters:
     connection: in autocommit mode, and nobody else's; it may be asked other things meanwhile.
     """
