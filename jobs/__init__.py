@@ -56,7 +56,7 @@ def __getattr__(name: str) -> Any:
         # The module ``jobs.task`` is the decorator, too.
         return import_module(f"{__name__}.{name}")
     if name in __all__ and (module := extensions.public(__name__).get(name)):
-        # The core's tables read those of the extension, and not the other way round.
+        # The core's models import those of the extension, and not the other way round.
         import_module(f"{__name__}.models")
         return getattr(import_module(module), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

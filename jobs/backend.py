@@ -1,7 +1,7 @@
 """Celery's result backend over the jobs' rows: ``result_backend = "jobs.backend:Backend"``.
 
-A row has what a backend keeps of a task, whoever ended it. So a run writes nothing here, and ends that are decided
-outside of the body are seen like all others. Only what has no row is stored (``jobs.store.results``).
+A job's row has all that a result backend keeps of a task. So a run writes nothing here, and callers also see an end
+that was decided outside of the body. Only what has no row is stored (``jobs.store.results``).
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from jobs.models.values import as_uuid, decoded
 from jobs.store import databases, results
 from jobs.store.results import Store
 
-#: Seconds between the first two looks at what somebody waits for; each pause is longer than the one before.
+#: Seconds between the first two looks of a waiting caller, and the growth factor of each later pause.
 FIRST_PAUSE, GROWTH = 0.005, 1.5
-#: When its pauses are longer than so many seconds, it also listens.
+#: A caller whose pauses are longer than so many seconds also listens for notifications.
 LISTENS = 0.03
 
 _STATES: dict[str, str] = {
@@ -41,7 +41,7 @@ _STATES: dict[str, str] = {
     State.CANCELLED: states.REVOKED,
 }
 
-#: What ``update_state`` cannot say of a job: its row decides.
+#: The states that ``update_state`` cannot give a job: its row decides them.
 _DECIDED = {*states.READY_STATES, states.RETRY, states.PENDING}
 
 
@@ -56,10 +56,10 @@ def _of_chords(name: str) -> Callable[..., None]:
 class Backend(BaseBackend):
     """Results of jobs are their rows, and are kept as long; ``result_expires`` is for results of other tasks."""
 
-    #: A run has nothing to tell (``jobs.execution.tracer``).
+    #: A run tells this backend nothing: it reads the rows (``jobs.execution.tracer``).
     reads_rows = True
     supports_native_join = True
-    #: The worker prunes what has expired: nobody needs ``celery.backend_cleanup``.
+    #: The worker prunes expired results: ``celery.backend_cleanup`` is not needed.
     supports_autoexpire = True
 
     def __init__(self, app: Any, **kwargs: Any) -> None:
@@ -71,12 +71,12 @@ class Backend(BaseBackend):
     def store_result(
         self, task_id: str, result: Any, state: str, traceback: Any = None, request: Any = None, **kwargs: Any
     ) -> Any:
-        """What Celery would say of a job is in its row already. ``update_state`` is stored, for this run."""
+        """What Celery stores of a job is in its row already. Only ``update_state`` is stored, for this run."""
         job = None
         if run := getattr(request, "jobs_run", None):
             job, run.tells_backend = run.job, True
         elif getattr(request, "id", None) != task_id:
-            # The caller may be a thread of the job's body. A request of this very id is a stock task's: it has no row.
+            # The caller may be a thread of the job's body. A request with this id is a stock task's, which has no row.
             job = self._jobs([task_id]).get(as_uuid(task_id))
         if job is not None:
             # A job that waits can be told to abort: its next run hears of it.
@@ -124,7 +124,7 @@ class Backend(BaseBackend):
     )
 
     def set_chord_size(self, group_id: str, chord_size: int) -> None:
-        """It is known from the call."""
+        """Nothing to do: the call has said it."""
 
     def exception_safe_to_retry(self, exc: Exception) -> bool:
         """With ``result_backend_always_retry``."""
@@ -143,7 +143,7 @@ class Backend(BaseBackend):
         return stored or {"task_id": task_id, "status": states.PENDING, "result": None}
 
     def task_result_exists(self, task_id: str) -> bool:
-        """Also of a job that waits: there is no doubt that it exists."""
+        """True also while the job waits: its row exists."""
         return bool(self._jobs([task_id]) or self._stored([task_id]))
 
     def wait_for(self, task_id: str, timeout: float | None = None, interval: float = 0.5, **kwargs: Any) -> Any:
@@ -184,14 +184,14 @@ class Backend(BaseBackend):
                 pause *= GROWTH
 
     def _over(self, task_ids: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """The tasks that are over. Of the others neither arguments nor results are read, so a look costs little."""
+        """The tasks that are over. Arguments and results are read only for those, so a look costs little."""
         keys = {task_id: as_uuid(task_id) for task_id in task_ids}
         found: dict[Any, str] = {}
         for alias, some in self._places(keys.values()):
             rows = Job.objects.using(alias).filter(pk__in=some).values_list("pk", "state")
             found |= dict(databases.patiently(alias, partial(list, rows)))
         jobs = self._jobs([task_id for task_id, key in keys.items() if found.get(key) in ENDED])
-        # Race: somebody has a failed one run again.
+        # Race: a person may have retried a failed job since the first query.
         metas = self._metas(job for job in jobs.values() if job.state in ENDED)
         over = {id_: metas[jobs[key].pk] for id_, key in keys.items() if key in jobs and jobs[key].pk in metas}
         stored = self._stored([id_ for id_, key in keys.items() if key not in jobs and found.get(key) not in LIVE])
@@ -216,7 +216,7 @@ class Backend(BaseBackend):
 
     @staticmethod
     def _places(keys: Iterable[Any]) -> Iterator[tuple[str, list[Any]]]:
-        """Where jobs may be, and as many keys as a statement takes."""
+        """Each database that may have the jobs, with as many of the keys as one statement takes."""
         wanted = list(keys)
         for alias in conf().DATABASES:
             for start in range(0, len(wanted), conf().BATCH):
@@ -307,12 +307,12 @@ def exception_of(error: Mapping[str, Any], backend: Any) -> Exception:
     module, name = class_of(error)
     message = decoded(error.get("args", error.get("message")))
     made = backend.exception_to_python({"exc_type": name, "exc_module": module or None, "exc_message": message})
-    # An exception that would end the process of the one who waits becomes a failure, as in the worker.
+    # An exception that would end the waiting caller's process becomes a failure, as in the worker.
     return for_celery(made)
 
 
 def class_of(error: Mapping[str, Any]) -> tuple[str, str]:
-    """The module and the name of the class of the exception; an empty module if nobody knows it."""
+    """The module and the name of the class of the exception; an empty module if it is not known."""
     kind = str(error.get("type") or "Exception")
     module, _, name = str(error.get("class") or "").partition(":")
     if not name:

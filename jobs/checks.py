@@ -1,6 +1,6 @@
-"""System checks: settings under which the promise does not hold, or is slow to.
+"""System checks: settings that break the promise of ``jobs``, or make it slow.
 
-``manage.py check`` runs what it can know; every worker runs all of them, and refuses to start on errors.
+``manage.py check`` runs the checks that need no worker. A worker runs all checks, and does not start on errors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jobs import extensions, store
 from jobs.conf import Celery, celery_private, conf, import_tasks, is_ours, problems
 from jobs.models import Job, tables
 
-#: What each check says -> the cure. E is an error, with which no worker starts; W is a warning.
+#: What each check says -> the cure. E is an error: no worker starts with it. W is a warning.
 MESSAGES = """
 E001 {problem}
   -> See docs/reference/settings.md for every key.
@@ -71,14 +71,13 @@ def add_texts(messages: str) -> None:
 
 add_texts(MESSAGES)
 
-#: What extensions find wrong (their ``checks.py``) with ``settings.JOBS``, once each key may be what it is; and with
-#: the Celery app before its tasks are imported, and then.
+#: Checks that extensions add (their ``checks.py``). These check ``settings.JOBS``, after each key was found valid.
 OF_SETTINGS: list[Callable[[], Iterable[CheckMessage]]] = []
-#: With a database, by its alias, which they ask.
+#: These query a database, by its alias. The next two check the Celery app: before its tasks are imported, and after.
 OF_DATABASE: list[Callable[[str], Iterable[CheckMessage]]] = []
 OF_APP: list[Callable[[Celery], Iterable[CheckMessage]]] = []
 OF_TASKS: list[Callable[[Celery], Iterable[CheckMessage]]] = []
-#: With a worker.
+#: These check the worker that starts.
 OF_WORKER: list[Callable[[Any], Iterable[CheckMessage]]] = []
 
 JSON = ("json", "application/json")  #: Both names of the one serializer that jobs can use.
@@ -103,7 +102,7 @@ def say(key: str, **values: Any) -> CheckMessage:
 
 
 def _careful(check: Callable[..., Iterable[CheckMessage]]) -> Callable[..., list[CheckMessage]]:
-    """A check that raises says so, and does not keep the other checks from running."""
+    """Wrap a check: if it raises, W015 says so, and the other checks still run."""
 
     def careful(*subject: Any, **kwargs: Any) -> list[CheckMessage]:
         found = []
@@ -167,7 +166,7 @@ def check_routing() -> Iterator[CheckMessage]:
 
 
 def ask_databases(*args: Any, databases: Iterable[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """As Django's own such checks it runs where they are named (``manage.py check --database default``); in workers."""
+    """Like Django's database checks it runs for named databases (``manage.py check --database``), and in workers."""
     named = [alias for alias, _ in _databases() if alias in set(databases or ())]
     return [message for alias in named for check in OF_DATABASE for message in check(alias)]
 
@@ -249,7 +248,7 @@ def check_tasks(app: Celery | None = None) -> Iterator[CheckMessage]:
     yield from chain.from_iterable(check(app) for check in OF_TASKS)
 
 
-#: The tag of the checks that import neither tasks nor a broker's client.
+#: The tag of the checks that import no tasks and no broker's client.
 OF_DJANGO = "jobs_settings"
 for check in (check_settings, check_databases, check_routing):
     register(check, "jobs", OF_DJANGO)
@@ -262,5 +261,5 @@ def own_tasks(app: Celery) -> dict[str, Any]:
     return {name: task for name, task in app.tasks.items() if is_ours(task)}
 
 
-# They add theirs.
+# Extensions add their checks.
 tuple(extensions.modules("checks"))

@@ -1,4 +1,4 @@
-"""The doors by which a feature comes into the core: the methods of :class:`Extension`.
+"""The doors through which a feature extends the core: the methods of :class:`Extension`.
 
 They stand in the order in which a job meets them. Each says when it is called, and in which transaction.
 ``jobs/extensions.py`` finds them. A door without a user costs nothing: ``extensions.through()`` gives an empty tuple.
@@ -16,67 +16,67 @@ Thread = Callable[[Event, Attempt], None]
 
 
 class Extension:
-    """The parts of one feature. Override those that it has; what is left alone takes no part."""
+    """The parts of one feature. Override the doors that it needs; the core does not call the other ones."""
 
     def ready(self) -> None:
-        """Django has all apps and models, in each process."""
+        """Called in each process once Django has loaded all apps and models."""
 
     # A task is declared, and called
 
     #: Options of ``@shared_task``: what a value must be, in words and as types. For people: the class's docstring.
     options: Mapping[str, tuple[str, tuple[Any, ...]]] = {}
-    #: What checks a queue's options in ``JOBS["QUEUES"]``; they are its parameters. ``ValueError``: they cannot work.
+    #: Checks a queue's options in ``JOBS["QUEUES"]``; they are its parameters. ``ValueError``: they cannot work.
     queue_options: Callable[..., Any]
 
     def declared(self, task: type[Any]) -> None:
-        """A task's class was made; not all models may be. ``TypeError``, ``ValueError``: its options cannot work."""
+        """A task's class was made; models may not be. ``TypeError``, ``ValueError``: the task's options cannot work."""
 
     # A call
 
     def composed(self, job: Any, headers: Mapping[str, Any] | None, caller: Any) -> None:
-        """Any call became a row, not inserted yet. ``headers``: the caller's own; ``caller``: the task that calls."""
+        """A call became a row, not inserted yet. ``headers``: the caller's own; ``caller``: the task that calls."""
 
     def publishing(self) -> AbstractContextManager[Any]:
-        """A context around receivers of Celery's signals of a call."""
+        """A context around the receivers of the signals that Celery sends for a call."""
         return nullcontext()
 
     def committed(self, job: Any) -> None:
-        """A call was committed that :meth:`composed` has marked (``is_awaited``). May raise nothing."""
+        """A call that :meth:`composed` marked (``is_awaited``) was committed. Must not raise."""
 
     def carried(self) -> Mapping[str, Any]:
         """Headers of an event that is about to be published: the runs of its handlers get them."""
         return {}
 
     def called(self, task: type[Any]) -> Callable[[Any, Any], None] | None:
-        """A task's class was made: what each of its calls, and messages, goes through, with the task and the row.
+        """A task's class was made: return a function that gets the task and the row of each call, or message, of it.
 
-        The row is not inserted yet. ``TypeError``, ``ValueError``: the call cannot be.
+        The row is not inserted yet. The function raises ``TypeError`` or ``ValueError`` to refuse the call.
         """
 
-    #: Replacements for parts of the core: the path of a class or function there, and that of what stands in for it. If
-    #: several extensions replace one class, a class is made that inherits from all of theirs.
+    #: Replacements for parts of the core: the path of a class or function there, and the path of its replacement. If
+    #: several extensions replace one class, a class is made that inherits from all replacements.
     instead: Mapping[str, str] = {}
 
     # A job's row
 
     def inserting(self, jobs: list[Any], using: str) -> None:
-        """Jobs are about to be inserted into the caller's transaction: change them, or raise. Each call comes by."""
+        """Jobs are about to be inserted into the caller's transaction: change them, or raise. It sees each call."""
 
     def replacing(self, job: Any, using: str) -> None:
-        """A body is replaced by this call, which has its job's id, and is about to be inserted."""
+        """This call replaces a body: it has the id of the body's job, and is about to be inserted."""
 
     def again(self, jobs: Any, using: str) -> Mapping[str, Any]:
-        """An ended job (a queryset) is let run again; in that transaction, before its row gets these columns."""
+        """In the transaction in which an ended job (a queryset) is let run again: return more columns for its row."""
         return {}
 
-    #: The condition of ended jobs that may not be deleted yet, by the database's alias, and the sentence that says why.
+    #: Which ended jobs must not be deleted yet: a condition, by the database's alias; and the sentence that says why.
     needed: tuple[Callable[[str], Any], Any]
 
     def deleting(self, jobs: Any, using: str) -> None:
         """Ended jobs (a queryset) are about to be deleted, in that transaction."""
 
     def disown(self, using: str, is_dry: bool) -> Mapping[str, int]:
-        """What would run in a copy of a database beside its jobs: forget it, or count it by name (``adopt --json``)."""
+        """Forget what, beside jobs, would run in a copy of a database; or count it by name (``adopt --json``)."""
         return {}
 
     def find(self, job: Any) -> Any:
@@ -85,7 +85,7 @@ class Extension:
     # A run
 
     def around(self, run: Any) -> AbstractContextManager[Any]:
-        """A context around a run, from its claim until it is finished. May raise nothing of its own."""
+        """A context around a run, from its claim until it is finished. Must not raise errors of its own."""
         return nullcontext()
 
     #: Runs a job whose task it made ``is_async``, from begin to end, in this thread (``testing``).
@@ -100,25 +100,25 @@ class Extension:
     def ended(self, job: Any, error: Mapping[str, Any]) -> Callable[[], None] | None:
         """A job is about to end without success, by its run or from outside: what to write in that transaction.
 
-        If that begins anew, what it wrote is rolled back; it may be asked again, or what it returned called again.
+        If the transaction is repeated, what was written is rolled back; this, or what it returned, may be called again.
         """
 
-    #: Tells others of runs, in their processes, if ``worker_state.wants_events``: ``send_start(run)``, and
+    #: Announces runs, from the process of each, if ``worker_state.wants_events``: ``send_start(run)``, and
     #: ``send_outcome(run, seconds)`` when Celery has been told.
     tells: Any
 
-    #: What stands for the result backend's methods of chords (``chords.py`` of the canvas), with the app.
+    #: Implements the result backend's methods for chords (``chords.py`` of the canvas); each also gets the app.
     chords: Any
 
     # The worker: beside each one there is a supervisor, a process with threads
 
-    #: Makes what runs other jobs beside each process (``worker/executors.py``), before the worker forks; None: nothing.
+    #: Makes an executor of other jobs for each process (``worker/executors.py``), before the worker forks; or None.
     beside: Callable[[Any], Any]
 
     def threads(self) -> Iterable[Thread]:
-        """Threads of the supervisor. Each runs until its event is set; databases are asked in steps only.
+        """Threads of the supervisor. Each runs until its event is set, and queries databases in steps only.
 
-        The second argument makes a step: it logs what goes wrong, and returns whether all went well.
+        The second argument runs a step: it logs what goes wrong, and returns whether all went well.
         """
         return ()
 
@@ -128,10 +128,10 @@ class Extension:
     def heard(self, told: Collection[str] | None) -> None:
         """The supervisor was notified of these queues, or ends (None: anything may be new). Wakes its threads."""
 
-    #: Whether there are such rows, by name, in the clock's one look at a database: a table, and a condition in SQL.
-    #: ``{epoch}`` is its time, and what stands behind ``{rare}`` is asked seldom if its looks are slow.
+    #: Questions, by name, for the clock's one query of a database: has this table (SQL) a row with this condition?
+    #: ``{epoch}`` is the database's time. What stands behind ``{rare}`` is asked seldom if the queries are slow.
     looks: Mapping[str, str] = {}
-    #: Commands of Celery's remote control. Each gets Celery's own, too; what asks a database is ``supervisor.do()``.
+    #: Commands of Celery's remote control. Each also gets Celery's own; it queries a database by ``supervisor.do()``.
     controls: Mapping[str, Callable[..., Any]] = {}
 
     def ticked(self, answers: Mapping[str, Mapping[str, Any]]) -> None:
@@ -147,7 +147,7 @@ class Extension:
     def prune(self, using: str, budget: float) -> Mapping[str, int] | None:
         """Delete what is old, in ``budget`` seconds; one worker does it. Says what and how many (``prune --json``)."""
 
-    # Questions: none of them changes anything
+    # Questions: they change nothing
 
     def parts(self, page: str, request: Any, about: Any) -> Mapping[str, str]:
         """Parts of a page of the admin, as HTML that is safe, by their places:
@@ -157,15 +157,15 @@ class Extension:
         return {}
 
     def waits(self, view: Any) -> Iterable[Any]:
-        """What holds a job back (a ``Reason`` each), so that neither its time nor its turn in the queue counts."""
+        """What holds a job back (a ``Reason`` each), so that its time and its turn in the queue do not count."""
         return ()
 
     def selects(self) -> Mapping[str, Any]:
-        """More fields by which people select jobs: a ``selection.Field`` by its name."""
+        """More fields that people can select jobs by: a ``selection.Field`` by its name."""
         return {}
 
     def other(self, what: Any) -> Any:
-        """What is no job, and has an id like a job's: by the id, or the row; a ``view.Other``."""
+        """Something that is no job but has an id like one, found by its id or its row: a ``view.Other``."""
         return None
 
     def reasons(self, view: Any) -> Iterable[Any]:

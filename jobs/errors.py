@@ -1,7 +1,7 @@
 """Exceptions that callers and task bodies may meet.
 
-Of a subclass of Celery's ``Ignore`` Celery stores no result and runs no errback, and ``autoretry_for=(Exception,)``
-leaves it alone.
+For a subclass of its ``Ignore`` Celery stores no result and runs no errback, and ``autoretry_for=(Exception,)`` does
+not retry it.
 """
 
 from typing import Any
@@ -45,22 +45,22 @@ class Snooze(Ignore):
 
 
 class Busy(Ignore):
-    """Somebody else is at it: a marker, a lock, a row, a unique key. In a task's body the job snoozes, with jitter."""
+    """Another caller holds it: a marker, a lock, a row, a unique key. If a body raises it, its job snoozes (jitter)."""
 
     #: The key of the lock that is busy, if it is a lock: its release wakes the job.
     lock: str | None = None
 
 
 class UniqueBusy(Busy):
-    """Another transaction holds the unique key and does not come to its end; nothing was enqueued."""
+    """Another transaction holds the unique key and did not end in time; nothing was enqueued."""
 
 
 class UniqueTaken(Exception):
-    """A job cannot wait again: another one has its unique key by now, and does its work."""
+    """A job cannot wait again: another job has taken its unique key, and does its work."""
 
 
 class LostLease(Ignore):
-    """This run is no longer the one that owns the job: its effects were rolled back."""
+    """This run no longer owns the job: its effects were rolled back."""
 
 
 class NotSettled(Ignore):
@@ -68,7 +68,7 @@ class NotSettled(Ignore):
 
 
 class EffectParked(Exception):
-    """An external call may have happened; a person has to say. The job ends ``failed``, whatever ``autoretry_for``."""
+    """An external call may have happened: a person must decide. The job ends ``failed``, whatever ``autoretry_for``."""
 
     #: No rule of retries applies.
     ends_job = True
@@ -95,7 +95,7 @@ class TaskExited(Exception):
 
 
 def for_celery(exc: BaseException) -> Exception:
-    """What Celery can tell of it: no exception of which a process would end."""
+    """The exception that Celery gets for it: one that does not end a process."""
     if isinstance(exc, MemoryError):
         return TaskOutOfMemory(str(exc) or "the task ran out of memory")
     return exc if isinstance(exc, Exception) else TaskExited(f"the task raised {exc!r}")

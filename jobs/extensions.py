@@ -1,4 +1,4 @@
-"""Finds the extensions, and what each has for a door (``jobs/doors.py``). The core names none of them.
+"""Finds the extensions, and what each has for a door (``jobs/doors.py``). The core does not name any extension.
 
 A folder with a ``doors.py`` is an extension, and holds all of its feature. Most stand in ``jobs/contrib``; one whose
 import path is public stands in ``jobs``. These of its files are read, if they are there:
@@ -8,14 +8,14 @@ import path is public stands in ``jobs``. These of its files are read, if they a
 ``__init__.py``
     ``PUBLIC``: names of ``jobs`` and of its packages (``testing.assert_idempotent``), and in which of its modules each
     is. ``PRIVATE``: what it uses of Celery, kombu, billiard and Django that is private (``conf/celery_private.py``).
-    ``TASKS``: names of tasks of its own, which are none of the project's.
+    ``TASKS``: names of tasks of its own, which are not the project's.
     ``PART_OF``: the extension without which it takes no part. Of an app of its own also ``SETTINGS``: the keys of
     ``settings.JOBS`` that mean nothing without it.
 ``settings.py``
     ``Settings``, a frozen dataclass: its keys of ``settings.JOBS``; ``RULES``: what they must be (``jobs.conf``).
     Read with the settings, which may be before there are apps: it imports nothing of ``jobs``.
 ``early.py``
-    what has to be there as soon as ``jobs`` is imported: it imports neither models nor settings.
+    what has to be there as soon as ``jobs`` is imported: it imports no models and no settings.
 ``models.py``
     its tables, and ``COLUMNS`` and ``INDEXES`` that it adds to a job's row: a call may say such a column, and a claim
     reads it; ``OPTIONS``: which of them are options of a call, and how these may look. Read with the core's models.
@@ -30,7 +30,7 @@ import path is public stands in ``jobs``. These of its files are read, if they a
     what its pages ``render``. Django looks for templates in the folders of apps only.
 ``apps.py``
     an :class:`OwnApp`: it is a Django app of its own, with its label, tables and migrations, and takes part if its name
-    is in ``INSTALLED_APPS``. The others are parts of the app ``jobs``, and always do.
+    is in ``INSTALLED_APPS``. All other extensions are parts of the app ``jobs``, and always take part.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class OwnApp(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def import_models(self) -> None:
-        # They read this app's models, and not the other way round; it may stand before ``jobs``.
+        # Its models import those of ``jobs``, and not the other way round. INSTALLED_APPS may name it before ``jobs``.
         import_module(f"{__package__}.models")
         super().import_models()
 
@@ -100,7 +100,7 @@ def need(name: str) -> None:
 
 
 def unread_settings() -> dict[str, str]:
-    """The keys of ``settings.JOBS`` that only extensions read that are not installed, and the extension of each."""
+    """The keys of ``settings.JOBS`` that belong to extensions that are not installed, and the extension of each."""
     return {
         key: name
         for name in folders().keys() - present().keys()
@@ -161,7 +161,7 @@ def merged(door: str) -> dict[str, Any]:
 
 @cache
 def instead(own: Any) -> Any:
-    """What extensions have in place of one of the core's classes; of several one class that inherits from all."""
+    """What extensions put in place of a class of the core; if several do, one class that inherits from all theirs."""
     name = f"{own.__module__}.{own.__name__}"
     found = [import_string(part[name]) for part in through("instead") if name in part]
     return type(own.__name__, tuple(found), {}) if len(found) > 1 else (found or [own])[0]

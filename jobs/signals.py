@@ -13,8 +13,8 @@ A receiver is called after the commit, at most once, and not at all if the proce
 is logged and changes nothing. So: metrics, alerts, caches. What must happen belongs into the task's own transaction, or
 into a job. Keep receivers short: the process's next job, or the rescue of other jobs, waits for them.
 
-``started`` is followed by exactly one of ``succeeded``, ``retried``, ``failed``, ``cancelled`` and ``rescued``, if
-nobody dies in between.
+``started`` is followed by exactly one of ``succeeded``, ``retried``, ``failed``, ``cancelled`` and ``rescued``, unless
+a process dies before it sends that.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _sender(task: Any) -> str | None:
 
 
 #: The job was recorded, and its transaction committed. Not sent with autocommit off (nothing tells of the commit),
-#: nor for a call by name, which gets its row in a worker. A retry is the same job, and is not enqueued again.
+#: and not for a call by name, which gets its row in a worker. A retry is the same job, and is not enqueued again.
 enqueued = JobSignal("enqueued")
 
 #: A worker claimed the job; its body comes next, and is not in its transaction yet.
@@ -90,8 +90,8 @@ failed = JobSignal("failed")
 cancelled = JobSignal("cancelled")
 
 #: A run ended without a result, and the job waits again. ``action``: ``"snoozed"`` (its body asked for it, or found
-#: something busy), ``"rescued"`` (its worker died, or nobody ran it), ``"crashed"`` (its process died in it) or
+#: something busy), ``"rescued"`` (its worker died, or no process ran it), ``"crashed"`` (its process died in it) or
 #: ``"handed_back"`` (its worker stopped, its database went away, its body raised ``Reject(requeue=True)``, or this
-#: worker cannot run it: it has not the key of its arguments, or is of an earlier release).
+#: worker cannot run it: it lacks the key of its arguments, or is of an earlier release).
 #: ``error``: the entry of ``Job.errors``, or why this worker cannot run it; else None.
 rescued = JobSignal("rescued")

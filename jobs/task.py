@@ -33,7 +33,7 @@ from jobs.models import Job
 from jobs.models.fields import uuid7
 from jobs.models.values import as_uuid, safe_repr
 
-# What Celery does not know of a request is a header of the message to it, and a retry would keep it.
+# Celery takes an unknown attribute of a request for a header of the message, and a retry would keep it.
 Context.jobs_run, Context.jobs_unsaved = None, (None, None)
 
 
@@ -74,7 +74,7 @@ class Task(celery.Task):
 
     abstract = True
 
-    #: By which lower rooms know a task of ours.
+    #: Marks our tasks for the modules that must not import this one.
     is_transactional = True
 
     atomic: bool = True
@@ -88,7 +88,7 @@ class Task(celery.Task):
 
     #: Whether its body is a coroutine, which an extension awaits.
     is_async: ClassVar[bool] = False
-    #: It does nothing outside that a synchronous commit with the fence did not announce.
+    #: Whether a synchronous commit with the fence precedes each effect that it has outside of the database.
     is_fenced: ClassVar[bool] = False
 
     #: Whether the commit of its completion waits for the disk, also if nothing follows it.
@@ -103,7 +103,7 @@ class Task(celery.Task):
     #: What its function takes, without the ``self`` of a bound one.
     body_signature: ClassVar[inspect.Signature] = inspect.Signature()
 
-    #: What extensions do with each of its calls, before that is inserted.
+    #: What extensions do with each of its calls, before the row is inserted.
     call_hooks: ClassVar[tuple[Callable[[Any, Job], None], ...]] = ()
 
     #: Makes plain data of arguments that are pydantic models.
@@ -112,7 +112,7 @@ class Task(celery.Task):
     #: The templates above, ready for use.
     key_templates: ClassVar[dict[str, KeyTemplate]] = {}
 
-    #: For kinds of tasks: what the process does when a run of the job is over, outside of its transaction.
+    #: For subclasses: called with the job, outside of its transaction, when a run of it is over.
     run_over: Any = None
 
     #: The ``__call__`` of a base class of the project, which a run calls in place of ``run``.
@@ -138,7 +138,7 @@ class Task(celery.Task):
             if not problems() and not is_stock(cls.name):
                 _check_body(inspect.getattr_static(cls, "run"))
         except (TypeError, ValueError) as exc:
-            # Celery goes on with a task that is half made; no call of it may do without what it was to promise.
+            # Celery goes on with a half-made task. Each call of it raises this, because its options would not be kept.
             cls.declared_wrong = type(exc)(f"{cls.name}: {exc}")
             raise cls.declared_wrong from None
         own: Any = cls.__call__
@@ -191,8 +191,8 @@ class Task(celery.Task):
     def apply_async_on_commit(self, *args: Any, **kwargs: Any) -> AsyncResult | None:
         """The same as ``apply_async``, which always waits for the commit; returns the result.
 
-        A task that is left to Celery, or eager, waits for the commit as Celery's own does: None is returned then. So it
-        is where the jobs live in another database than the transaction.
+        A task that is left to Celery, or eager, waits for the commit as Celery's own does, and None is returned. The
+        same happens if the jobs live in another database than the transaction.
         """
         is_left = is_eager(self._get_app()) or is_stock(self.name)
         alias = None if is_left else outbox.alias_of(kwargs.get("using"))
@@ -229,8 +229,7 @@ class Task(celery.Task):
             using: the database alias, one of ``JOBS["DATABASES"]``; by default what the routers say for ``Job``.
 
         Raises:
-            TypeError: an argument that JSON does not know, arguments that the task does not take, or an option that
-                nobody knows.
+            TypeError: an argument that JSON does not know, arguments that the task does not take, or an unknown option.
             ValueError: an option that cannot be kept, a ``task_id`` that is no UUID, data that is too large.
             UniqueBusy, UniqueTaken: of a task with ``unique=``, see there.
             django.db.IntegrityError: a ``task_id`` that a job already has.
@@ -248,12 +247,12 @@ class Task(celery.Task):
     def _record(self, args: Any, kwargs: Any, using: str | None, **options: Any) -> AsyncResult:
         task_id = options["task_id"]
         run = None if task_id is None else self._run
-        # A project's own ``apply_async`` may call others of this task meanwhile: the retry has the job's id.
+        # A project's own ``apply_async`` may make more calls of this task meanwhile: the retry has the job's id.
         if run is not None and run.is_retrying and task_id == run.job.task_id:
             # An adopted message may have an exchange that is not known here.
             options.setdefault("queue", run.job.queue)
             call = calls.compose(self, args, kwargs, options)
-            # Nothing is sent. The finish of that run writes it, after the rollback.
+            # Nothing is sent. The end of the run writes the retry, after the rollback.
             run.planned.append(call)
             return self._result(call, call, options)
         call = calls.compose(self, args, kwargs, options)
@@ -316,7 +315,7 @@ class Task(celery.Task):
     def _result(self, job: Job, call: Job, options: Mapping[str, Any]) -> AsyncResult:
         """
         Parameters:
-            job: what does the work of the call. That may be a unique job that was there already.
+            job: the job that does the work of the call; it may be a unique job that was there already.
         """
         result = self.AsyncResult(job.task_id)
         result.ignored = job.options.get("ignore_result", self.ignore_result)
@@ -356,7 +355,7 @@ class Task(celery.Task):
         args, kwargs = list(request.args or ()), dict(request.kwargs or {})
         key, parent = as_uuid(request.id), current_job()
         if key is None and parent is not None:
-            # In the body of another job: the next run of that has the same key for the same call.
+            # In another job's body: the next run of that job gives the same call the same key.
             key = uuid.uuid5(parent.pk, safe_repr((self.name, args, kwargs)))
         queue = getattr(self, "queue", None) or self._get_app().conf.task_default_queue
         values = {"id": key or uuid7(), "task": self.name, "args": args, "kwargs": kwargs, "queue": str(queue)}
@@ -373,13 +372,12 @@ class Task(celery.Task):
         """What a body returns to have a function called in the transaction of the job's completion: ``return
         self.commit(save, key, text)``. Its result is the job's.
 
-        For an ``async def`` body, which has no transaction while it awaits. Of both, the function's work and the job's
-        completion, the database keeps all or nothing. Without a function it is the completion alone, and the result is
-        None.
+        For an ``async def`` body, which has no transaction while it awaits. The function's work and the completion are
+        one commit. Without a function the commit is the completion alone, and the result is None.
 
         Raises:
-            TypeError: what is given is no function, or an ``async def``. A job fails with it, too, if its body returns
-                none of what it has made here. Only what is returned is called.
+            TypeError: what is given is no function, or an ``async def``. A job also fails with it if its body does not
+                return what this method returned: only what is returned is called.
         """
         made = Commit(function, args, kwargs)
         if (run := self._run) is not None:
@@ -390,7 +388,7 @@ class Task(celery.Task):
         """Ask, in a long body, whether to go on; costs two small queries. Does nothing in a plain call.
 
         Raises:
-            jobs.Cancel: somebody cancelled the job; let it pass, and the job ends ``cancelled``.
+            jobs.Cancel: the job was cancelled; do not catch this, and the job ends ``cancelled``.
             LostLease: the job was given to another run (this worker was taken for dead).
         """
         if self._run is not None:
@@ -404,11 +402,11 @@ class Task(celery.Task):
         Does nothing in a plain call.
 
         Parameters:
-            done, total: in units of your own; without ``total`` nobody knows how much is left.
+            done, total: in units of your own; without ``total`` it is not known how much is left.
             text: one line, for people.
 
         Raises:
-            TypeError, ValueError: not numbers, or no finite ones.
+            TypeError, ValueError: they are not numbers, or not finite.
         """
         if self._run is not None:
             for progress in extensions.through("progress"):
@@ -427,7 +425,7 @@ class Task(celery.Task):
             return super().retry(args, kwargs, exc, **options)
         except Retry as retry:
             if run.is_atomic and len(run.planned) == planned:
-                # A class of the project's puts its calls off until the commit, and this body will not commit.
+                # A task class of the project delays its calls until the commit, and this body will not commit.
                 Task.apply_async(self, retry.sig.args, retry.sig.kwargs, **retry.sig.options)
             raise
         finally:
@@ -473,7 +471,7 @@ def _receiving(own: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _apart() -> AbstractContextManager[Any]:
-    """An errback is a plain call, and what it breaks must not take what follows others with it."""
+    """A savepoint for an errback, which is a plain call: if it breaks, other follow-ups in the transaction survive."""
     within = outbox.following.get()
     return transaction.atomic(using=within) if within else nullcontext()
 

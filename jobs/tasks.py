@@ -37,7 +37,7 @@ def same(self: Any, job_id: str) -> Any:
 
 
 def _last_of(job: Job) -> Job | None:
-    """The job that replaced this one, if any did; None: it is still to come."""
+    """The job that replaced this one, or this one if it was not replaced; None: the replacement has no row yet."""
     if not (isinstance(job.options, dict) and job.options.get("replaced")):
         return job
     return Job.objects.using(job._state.db).filter(pk=job.replay_of).first() if job.replay_of else None
@@ -58,5 +58,5 @@ def _last_of(job: Job) -> Job | None:
     retry_backoff_max=60,
 )
 def send(self: Any, name: str, args: list[Any], kwargs: dict[str, Any], options: dict[str, Any]) -> None:
-    """Send a message for a task that is none of ours, at least once."""
+    """Send a message for a task that is not ours, at least once."""
     self.app.send_task(name, args, kwargs, **{**options, "retry": False})

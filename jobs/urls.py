@@ -1,4 +1,4 @@
-"""For those who watch, the pages that extensions have: ``path("jobs/", include("jobs.urls"))``."""
+"""Pages of extensions, for people who watch jobs: ``path("jobs/", include("jobs.urls"))``."""
 
 from jobs import extensions
 

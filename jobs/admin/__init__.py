@@ -5,5 +5,5 @@ from jobs.admin.job import JobAdmin
 
 __all__ = ["JobAdmin"]
 
-# They register themselves.
+# The admin modules of extensions register themselves.
 tuple(extensions.modules("admin"))

@@ -1,4 +1,4 @@
-"""What all pages share. They only show rows: no field can be edited."""
+"""What all admin pages share. They only show rows: no field can be edited."""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, wraps
@@ -28,10 +28,10 @@ from jobs.lifecycle.display import veil
 from jobs.models import label_of
 from jobs.models.values import scrub
 
-#: So many rows a page looks at if its filters have no index; the next page goes on. It takes up to 100 ms.
+#: How many rows a page looks at if its filters have no index; the next page continues. It takes up to 100 ms.
 LOOKED_AT = 10_000
 
-#: The attribute of a request whose filters have no index: the rows (a queryset) without these.
+#: The attribute of a request whose filters have no index: the queryset without these filters.
 SEARCHED = "jobs_searched"
 
 LAST = "last"  #: In the URL, beside ``after,...`` and ``before,...``: the page with the oldest rows.
@@ -48,10 +48,10 @@ class CountedChangeList(ChangeList):
 
 
 class UncountedChangeList(ChangeList):
-    """A list that never counts its table. A page begins where another ends, so the last is as fast as the first."""
+    """A list that never counts its table. A page begins where another ends: the last page is as fast as the first."""
 
     model_admin: Any
-    #: The template asks for it, and shows links to the next and the previous page in place of numbers.
+    #: The template reads it, and shows links to the next and the previous page instead of numbers.
     is_uncounted = True
 
     def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any]:
@@ -69,7 +69,7 @@ class UncountedChangeList(ChangeList):
         """For the template, each order of the list: its label, its link, and whether it is the present one."""
         now = self.params.get(ORDER_VAR, "")
         return [
-            # None removes a parameter. Django's ``remove`` removes all with this beginning: for ``p`` also ``parent``.
+            # None removes a parameter. Django's ``remove`` removes all that begin so: with ``p`` also ``parent``.
             (label, self.get_query_string({ORDER_VAR: name or None, PAGE_VAR: None}), name == now)
             for name, (label, _) in self.model_admin.sorts.items()
             if label
@@ -81,11 +81,11 @@ class UncountedChangeList(ChangeList):
         if way not in (("after", "before") if cursor else ("", LAST)):
             raise IncorrectLookupParameters
         is_back = way in ("before", LAST)
-        #: The last row that this page looks at, if its filters have no index and it does not come to the end.
+        #: The last row that this page looks at, if its filters have no index and it does not reach the end.
         self.looked_at = self._reach(request, cursor, is_back)
         page = self._page(cursor, is_back, size + 1)
         if cursor and not self.looked_at and len(page) <= (size if is_back else 0):
-            # The row of the cursor is gone; or this is the first page, which newer rows may have shifted.
+            # The cursor's row is gone; or this is the first page, which newer rows may have shifted.
             way, is_back, page = "", False, self._page("", False, size + 1)
         is_more = len(page) > size
         self.result_list = page[:size][::-1] if is_back else page[:size]
@@ -115,7 +115,7 @@ class UncountedChangeList(ChangeList):
         self.model_admin.look_at(self.result_list)
 
     def _in_index(self, rows: QuerySet[Any]) -> QuerySet[Any]:
-        """The index of an order by a moment has no rows without that moment."""
+        """Leave out rows without a value in the columns of the order: its index does not have them."""
         return rows.filter(**{f"{name.lstrip('-')}__isnull": False for name in self.order[:-1]})
 
     def _page(self, cursor: str, is_back: bool, number: int) -> list[Any]:
@@ -129,7 +129,7 @@ class UncountedChangeList(ChangeList):
         return rows.filter(self._beyond(cursor, is_back)) if cursor else rows
 
     def _reach(self, request: HttpRequest, cursor: str, is_back: bool) -> list[Any] | None:
-        """The keys of the last row that a page looks at, and of the one behind it."""
+        """The keys of the last row that a page looks at, and of the row behind it."""
         if (every := getattr(request, SEARCHED, None)) is None:
             return None
         rows = self._from(self._in_index(every).order_by(*self.order), cursor, is_back).values_list("pk", flat=True)
@@ -137,7 +137,7 @@ class UncountedChangeList(ChangeList):
         return found if len(found) == 2 else None
 
     def _beyond(self, cursor: str, is_back: bool) -> Q:
-        """The rows after that of the cursor; on the way back, those before it."""
+        """The rows after the cursor's row; on the way back, the rows before it."""
         *names, pk = self.order
         than = "lt" if pk.startswith("-") != is_back else "gt"
         try:
@@ -146,7 +146,7 @@ class UncountedChangeList(ChangeList):
             raise IncorrectLookupParameters from exc
         beyond = Q((f"pk__{than}", key))
         for name in (name.lstrip("-") for name in names):
-            # The database compares its own value: SQLite keeps times as texts, with more or fewer digits.
+            # The database compares with its own value: SQLite stores times as texts, with more or fewer digits.
             at = Subquery(self.model._default_manager.filter(pk=key).values(name))
             # The index serves the first condition. The second decides among rows of the same moment.
             beyond = Q((f"{name}__{than}e", at)) & (Q((f"{name}__{than}", at)) | beyond)
@@ -170,15 +170,15 @@ def whether(title: Any, without: Any, given: Any) -> type[admin.EmptyFieldListFi
 
 
 def numbered(choices: Iterable[Any], names: Iterable[str], numbers: dict[str, str]) -> Iterator[Any]:
-    """The choices of a filter, with the number of rows where it is known. The first choice stands for all names."""
+    """The choices of a filter, with the number of rows where it is known. The first choice means all names."""
     for choice, name in zip(choices, ["", *names], strict=False):
         yield {**choice, "display": f"{choice['display']} ({numbers[name]})"} if name in numbers else choice
 
 
 def page(route: str, name: str, permission: str = "", posts: bool = True) -> Callable[[Any], Any]:
-    """Make a method a page beside Django's own, or what a button ``posts`` to.
+    """Make a method a page in addition to Django's own, or the target that a button ``posts`` to.
 
-    A user needs the permission to view the model, and the permission of this app that is named, if one is.
+    A user needs the permission to view the model, and ``permission``, one of this app's, if it is given.
     """
 
     def mark(view: Any) -> Any:
@@ -189,14 +189,14 @@ def page(route: str, name: str, permission: str = "", posts: bool = True) -> Cal
 
 
 class ReadOnlyAdmin(admin.ModelAdmin):
-    """Shows rows to users who may view them. They cannot be changed, so Django shows all fields as text."""
+    """Shows rows to users who may view them. Rows cannot be changed, so Django shows all fields as text."""
 
-    #: What a URL may filter by, beside the parameters of filters that name their own. Django's own rule allows look-ups
-    #: across relations, which find out any value letter by letter, a redacted one too.
+    #: What a URL may filter by, in addition to the parameters of the list's filters. Django's own rule allows look-ups
+    #: across relations, which can find out any value letter by letter, also a redacted one.
     lookups: frozenset[str] = frozenset()
     #: Orders of the list, by the value of ``?o=``: a label, and columns that an index has. The first is the default.
     sorts: ClassVar[dict[str, tuple[Any, tuple[str, ...]]]] = {"": ("", ("-pk",))}
-    #: The columns that the list reads; all if it is empty.
+    #: The columns that the list reads; empty: all columns.
     list_only: tuple[str, ...] = ()
     #: For a page that leaves out empty fields: the column behind each field that has another name.
     sources: ClassVar[dict[str, str] | None] = None
@@ -208,13 +208,13 @@ class ReadOnlyAdmin(admin.ModelAdmin):
     show_facets = admin.ShowFacets.NEVER
     show_full_result_count = False
     sortable_by = ()
-    # By name, because a project may give the app another label.
+    # Set by name, because a project may give the app another label.
     change_list_template = "jobs/admin/change_list.html"
     change_form_template: ClassVar[Any] = "jobs/admin/change_form.html"
 
     def lookup_allowed(self, lookup: str, value: Any, request: HttpRequest) -> bool:
         own = {getattr(each, "parameter_name", None) for each in self.get_list_filter(request)}
-        # PostgreSQL has no text with a NUL.
+        # PostgreSQL refuses text with a NUL.
         return lookup in self.lookups | own and "\0" not in value
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
@@ -223,7 +223,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):
     has_change_permission = has_delete_permission = has_add_permission
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """By the permission to view alone. For Django the one to change is enough, but here that is for a button."""
+        """Require the permission to view. Django also accepts the one to change, but here that is for the buttons."""
         return may(request, get_permission_codename("view", self.opts))
 
     def delete_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
@@ -237,12 +237,12 @@ class ReadOnlyAdmin(admin.ModelAdmin):
         return self.changelist
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        # On a phone each row is a card, and the column's name stands before each value.
+        # On a phone each row is a card, with the column's name before each value.
         labels = [(name, label_for_field(name, self.model, self)) for name in self.list_display[1:]]
         return super().changelist_view(request, {"labels": labels, **(extra_context or {})})
 
     def look_at(self, rows: Iterable[Any]) -> None:
-        """Add to each row, as attributes, what its columns do not say; take out of it what is redacted."""
+        """Add to each row, as attributes, what its columns do not have; remove from it what is redacted."""
         veil(rows)
 
     def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[QuerySet[Any], bool]:
@@ -250,7 +250,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):
         return self.search(queryset, term) if term else queryset, False
 
     def search(self, rows: QuerySet[Any], term: str) -> QuerySet[Any]:
-        """Search only by conditions that an index answers: none begins with a wildcard."""
+        """Search only by conditions that an index can answer: no condition begins with a wildcard."""
         return rows
 
     # The page of a row
@@ -279,10 +279,10 @@ class ReadOnlyAdmin(admin.ModelAdmin):
         return super().render_change_form(request, context, *args, **kwargs)
 
     def about(self, request: HttpRequest, row: Any) -> dict[str, Any]:
-        """The context of the page's template, for what it shows beside the fields."""
+        """The context of the page's template, for what it shows in addition to the fields."""
         return {}
 
-    # Pages beside Django's own
+    # Pages in addition to Django's own
 
     def get_urls(self) -> list[Any]:
         return [*self.own_urls(), *super().get_urls()]
@@ -309,7 +309,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):
 
 
 def template_of(name: str, file: str) -> Any:
-    """The project's or the app's own; else the one in the folder beside the file, where Django looks for none."""
+    """The project's or the app's template; else the one in the folder next to the file, where Django does not look."""
     try:
         return get_template(f"jobs/admin/{name}")
     except TemplateDoesNotExist:
@@ -323,24 +323,24 @@ def _parsed(engine: DjangoTemplates, path: Path) -> Any:
 
 
 def buttons(action: str, name: str, choices: Iterable[Any], asks_why: bool = True, **fields: Any) -> dict[str, Any]:
-    """For the template of a page: a form that posts one of the choices, each a value and its label."""
+    """For the template of a page: a form that posts one of the choices; each choice is a value and its label."""
     return {"action": action, "name": name, "choices": choices, "asks_why": asks_why, "fields": fields}
 
 
 def apart(view: Any) -> Any:
-    """Take a view out of ATOMIC_REQUESTS: each job gets its own transaction, so that no row stays locked for long."""
+    """Exempt a view from ATOMIC_REQUESTS: each job gets its own transaction, so no row stays locked for long."""
     for alias in connections:
         view = transaction.non_atomic_requests(using=alias)(view)
     return view
 
 
 def by_key(rows: QuerySet[Any], text: str) -> QuerySet[Any]:
-    """Keys are made of arguments: where those are redacted, a search may not find them out by guesses."""
+    """Rows whose key begins so. Keys are made of arguments: if those are redacted, a search must not reveal them."""
     return rows.none() if conf().REDACT else rows.filter(key__startswith=text)
 
 
 def may(request: HttpRequest, codename: str) -> bool:
-    """Whether the user has a permission of ours, whatever label the project gave the app."""
+    """Whether the user has a permission of ours; a project may give the app another label."""
     return bool(request.user.has_perm(f"{label_of(codename)}.{codename}"))
 
 

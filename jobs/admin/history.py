@@ -1,4 +1,4 @@
-"""The life of a job, for its page: when it was what, what people did, and what failed."""
+"""The history of a job, for its page: its times, what people did, and what failed."""
 
 import datetime
 import uuid
@@ -33,7 +33,7 @@ def of(job: Job) -> dict[str, Any]:
     ]
     times = sorted(known, key=lambda pair: pair[0])
     return {
-        # Each with the seconds since the one before.
+        # Each moment with the seconds since the previous one.
         "times": [
             (label, html.time(at), (at - before).total_seconds() if before else None)
             for (before, _), (at, label) in pairwise([(None, ""), *times])
@@ -45,7 +45,7 @@ def of(job: Job) -> dict[str, Any]:
 
 
 def errors_of(job: Job) -> list[Any]:
-    """What was kept of its failed attempts: dicts, unless another program wrote the row."""
+    """The kept errors of its failed attempts: dicts, unless another program wrote the row."""
     return job.errors if isinstance(job.errors, list) else [job.errors]
 
 
@@ -69,7 +69,7 @@ def _error(entry: Any) -> dict[str, Any] | None:
 
 
 def when(entry: Any) -> datetime.datetime | None:
-    """When a kept error happened; None: it does not say."""
+    """When a kept error happened; None: the entry does not tell."""
     try:
         at = parse_datetime(str(entry["at"]))
     except (KeyError, TypeError, ValueError):

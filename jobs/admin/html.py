@@ -1,4 +1,4 @@
-"""What the pages draw: times, badges, values and links."""
+"""The HTML of the pages: times, badges, values and links."""
 
 import datetime
 import json
@@ -25,7 +25,7 @@ from jobs.models import Job, State, label_of
 from jobs.models.values import scrub
 from jobs.operations.selection import DIGITS
 
-NOTHING = "-"  #: What stands for a value that is not there.
+NOTHING = "-"  #: Shown for a missing value.
 
 
 def column(description: Any, show: Callable[[Any], Any]) -> Any:
@@ -37,14 +37,14 @@ def time_column(description: Any, name: str) -> Any:
     return column(description, lambda row: time(getattr(row, name)))
 
 
-#: The task of a job or of an entry of the schedule: its function, and the whole name on hover.
+#: The task of a job or of an entry of the schedule: its function's name, and the whole name on hover.
 short_task = column(
     _("task"), lambda row: format_html('<span title="{}">{}</span>', row.task, row.task.rpartition(".")[2])
 )
 
 
 def time(value: datetime.datetime | None) -> str:
-    """A moment in the reader's time zone, exactly on hover. To the second: Django's own format leaves seconds out."""
+    """A moment in the reader's time zone, with seconds (Django's own format has none), and exact on hover."""
     if value is None:
         return NOTHING
     local = timezone.localtime(value)
@@ -53,7 +53,7 @@ def time(value: datetime.datetime | None) -> str:
 
 
 def ago(value: datetime.datetime | None) -> str:
-    """How long ago a moment was, or in what time it is; exactly on hover."""
+    """How long ago a moment was, or how long until it comes; the exact moment on hover."""
     if value is None:
         return NOTHING
     seconds = (timezone.now() - value).total_seconds()
@@ -95,7 +95,7 @@ def _brief(value: Any) -> str:
 
 
 def parts(page: str, request: HttpRequest, about: Any) -> dict[str, str]:
-    """What extensions have for a page, by the place where it stands."""
+    """What extensions add to a page, by its place on the page."""
     found: dict[str, str] = {}
     for part in extensions.through("parts"):
         for place, html in part(page, request, about).items():
@@ -104,13 +104,13 @@ def parts(page: str, request: HttpRequest, about: Any) -> dict[str, str]:
 
 
 def url_of(page: str, *args: Any, **query: Any) -> str:
-    """The URL of a page such as ``job_change``, whatever label the project gave the app."""
+    """The URL of a page such as ``job_change``; a project may give the app another label."""
     url = reverse(f"admin:{label_of(page)}_{page}", args=args)
     return f"{url}?{urlencode(query)}" if query else url
 
 
 def url_if_any(page: str, *args: Any, **query: Any) -> str:
-    """The same; empty where there is no such page."""
+    """The same; empty if there is no such page."""
     try:
         return url_of(page, *args, **query)
     except NoReverseMatch:
@@ -118,7 +118,7 @@ def url_if_any(page: str, *args: Any, **query: Any) -> str:
 
 
 def front() -> str:
-    """The URL of the dashboard; where there is none, that of the app's own index."""
+    """The URL of the dashboard; if there is no dashboard, the URL of the app's own index."""
     return url_if_any("dashboard") or reverse("admin:app_list", args=[Job._meta.app_label])
 
 
@@ -128,7 +128,7 @@ def link(label: Any, page: str, *args: Any, **query: Any) -> str:
 
 
 def link_to(row: Model, key: uuid.UUID | None) -> str:
-    """A link to the job that a row names, or to what else has this id, if it is (still) in this database."""
+    """A link to the job that a row names, or to another row with this id, if it is (still) in this database."""
     if key is None:
         return NOTHING
     if key == row.pk:

@@ -1,4 +1,4 @@
-"""The jobs: a list that stays fast over a long history, a page that tells all about one of them, and the buttons."""
+"""The jobs: a list that stays fast with a long history, a page with all about one job, and the buttons."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class JobChangeList(UncountedChangeList):
     def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any]:
         order = super().get_ordering(request, queryset)
         if request.GET.get("state__exact") == State.SCHEDULED and ORDER_VAR not in request.GET:
-            # Those that are due first come first: their index has this order.
+            # The job that is due next comes first: the index has this order.
             order = self.order = ["run_at", "pk"]
         return order
 
@@ -72,7 +72,7 @@ class JobChangeList(UncountedChangeList):
 
 
 def _badge(job: Any) -> str:
-    """The state, and the progress if the body told any."""
+    """The state, and the progress if the body reported it."""
     said = getattr(job, "progress", None)
     bar = "" if said is None else html.progress(said.percent, said)
     return format_html("{} {}", html.state(job.state), bar) if bar else html.state(job.state)
@@ -89,7 +89,7 @@ def _took(job: Job) -> str:
 
 
 def _fault(job: Any) -> str:
-    """The last error, of which a list shows two lines, and all on hover."""
+    """The last error: a list shows two lines of it, and the whole error on hover."""
     if job.state == State.SUCCEEDED or not (job.error_type or job.error_message):
         return ""
     says = ": ".join(filter(None, (job.error_type, (job.error_message or "").partition("\n")[0])))
@@ -98,7 +98,7 @@ def _fault(job: Any) -> str:
 
 
 def _as_call(job: Job) -> str:
-    """The call as Python, to be pasted into a shell; redacted."""
+    """The call as Python code, to paste into a shell; redacted."""
     app = celery_app()
     task = app and app.tasks.get(job.task)
     # The name of a task need not be the path of its function.
@@ -112,12 +112,12 @@ def _as_call(job: Job) -> str:
 class JobAdmin(OperableAdmin):
     actions = ()
     list_display = ("short_id", "short_task", "given", "badge", "when", "fault", "took", "attempt", "queue")
-    #: Without the columns that may be large.
+    #: All but the columns that may be large.
     list_only = (
         "id", "task", "args", "kwargs", "state", "queue", "run_at", "made_at", "started_at", "finished_at", "lease",
         "retries",
     )  # fmt: skip
-    # A list of all tasks would read the whole table.
+    # No filter by task: to list all tasks would read the whole table.
     list_filter: ClassVar[Any] = (("state", StateFilter), Created)
     lookups = frozenset({"state__exact", *FIELDS})
     sorts = {
@@ -132,7 +132,7 @@ class JobAdmin(OperableAdmin):
     )
     change_form_template = "jobs/admin/job/change_form.html"
     relatives: ClassVar[list[Any]] = ["parent", "root_job"]
-    #: Without what the head of the page says already.
+    #: All but what the head of the page already shows.
     fieldsets = (
         (_("Call"), {"fields": ("arguments", "keyword_arguments", "shown_result", "as_call", "priority")}),
         (_("Attempts"), {"fields": (("lease", "retries", "snoozes"), ("crashes", "lost"), "shown_cursor")}),
@@ -171,18 +171,18 @@ class JobAdmin(OperableAdmin):
 
     @classmethod
     def add_relative(cls, name: str, source: str, field: Any) -> None:
-        """One more field of the family, of an extension; ``source``: the attribute of the job that it shows."""
+        """Add an extension's field to the family; ``source`` is the attribute of the job that it shows."""
         setattr(cls, name, field)
         cls.sources[name] = source
         cls.relatives.append(name)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Job]:
-        # The error without its traceback, which may be long.
+        # Read the error without its traceback, which may be long.
         kind, message = (KeyTextTransform(name, "error") for name in ("type", "message"))
         return super().get_queryset(request).annotate(error_type=kind, error_message=message)
 
     def look_at(self, rows: Iterable[Any]) -> None:
-        """Add the progress of those that run."""
+        """Add the progress of running jobs."""
         super().look_at(rows)
         running = [job for job in rows if job.state == State.RUNNING]
         found = progress_of(running)
@@ -190,7 +190,7 @@ class JobAdmin(OperableAdmin):
             job.progress = found.get(job.pk)
 
     def search(self, rows: QuerySet[Any], term: str) -> QuerySet[Any]:
-        """By an id, by the end of one as the list shows it, by a task; else by words, in the newest jobs."""
+        """Search by an id, by the end of one as the list shows it, or by a task; else by words, in the newest jobs."""
         digits = term.replace("-", "").lower()
         if len(digits) == DIGITS and ID.fullmatch(digits):
             return newest(rows).filter(pk__endswith=digits)
@@ -208,7 +208,7 @@ class JobAdmin(OperableAdmin):
             return rows.filter(task__in=tasks)
         words = Q(task__icontains=term) | Q(error_type__icontains=term)
         if conf().REDACT is None:
-            # A redacted argument must not be found out by a search either, nor by what an error says of it.
+            # A search must not reveal a redacted argument, also not by what an error says about it.
             words |= Q(error_message__icontains=term) | selection.said(term)
         return newest(rows).filter(words)
 
@@ -229,7 +229,7 @@ class JobAdmin(OperableAdmin):
                 each for each in OPERATIONS.values() if row.state in each.states and may(request, each.permission)
             ],
             "view": view,
-            # The links filter by the keys.
+            # The links to jobs with the same key filter by it.
             "keys": [*filter(None, dict.fromkeys((row.unique_key, row.marker_key)))] if conf().REDACT is None else [],
             "parts": html.parts("job", request, view),
             "fields": FIELDS,
@@ -237,7 +237,7 @@ class JobAdmin(OperableAdmin):
         }
 
     def _facts(self, view: View) -> Iterator[str]:
-        """What the head of the page says beside the state."""
+        """What the head of the page says in addition to the state."""
         job = view.job
         most = view.task.max_retries if view.task is not None and says_how_to_retry(view.task) else None
         if job.lease:

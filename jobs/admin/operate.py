@@ -1,4 +1,4 @@
-"""What a person does to a job, on its page."""
+"""The operations that a person can do to a job on its page."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class OperableAdmin(ReadOnlyAdmin):
         return HttpResponseRedirect(url_of("job_changelist") if is_gone else back)
 
     def asked(self, request: HttpRequest) -> Operation | None:
-        """The operation that is asked for. None if its value cannot be: then a message says why."""
+        """The operation that the request asks for. None if its value is not possible: then a message says why."""
         operation = OPERATIONS.get(request.POST.get("operation", ""))
         if operation is None or not may(request, operation.permission):
             raise PermissionDenied
@@ -46,7 +46,7 @@ class OperableAdmin(ReadOnlyAdmin):
 
     def operate_on(self, request: HttpRequest, operation: Operation, job: Job) -> Outcome:
         def log(outcome: Outcome) -> None:
-            # All that is stored is English.
+            # Everything that is stored is in English.
             with translation.override(None):
                 said = f"{operation.label}: {outcome.says}" + (f" ({operation.why})" if operation.why else "")
             user: Any = request.user.pk

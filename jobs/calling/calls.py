@@ -1,6 +1,6 @@
-"""What a call says becomes a row, and so does a message that no ``delay()`` of ours made.
+"""How a call becomes a row, and how a message that no ``delay()`` of ours sent becomes one.
 
-What a body sees is made again from the row (``jobs.calling.request``).
+``jobs.calling.request`` makes what a body sees from the row.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ from jobs.models.fields import uuid7
 from jobs.models.values import as_uuid, normalize, scrub, storable
 from jobs.store import databases
 
-#: The contract between who writes a job and who runs it. A release raises it if older workers would run its jobs
-#: wrongly; a worker runs its own version and those before. A row without one is of version 1.
+#: The contract between the caller that writes a job and the worker that runs it. A release raises it if older workers
+#: would run its jobs wrongly. A worker runs its own version and earlier ones. A row without a version has version 1.
 VERSION = 1
 
 
 def is_newer(options: Mapping[str, Any]) -> bool:
-    """Whether only the workers of a later release may run the job."""
+    """Whether only workers of a later release may run the job."""
     version = options.get("v", 1)
     return not isinstance(version, int) or version > VERSION
 
 
 class Terms(NamedTuple):
-    """What a call says beside its arguments: many calls may have it in common."""
+    """What a call sets besides its arguments: many calls may share it."""
 
     #: The columns of its row.
     row: dict[str, Any]
-    #: ``Job.options``, as they were given; the signatures among them are not JSON yet.
+    #: ``Job.options`` as they were given; signatures in them are not JSON yet.
     kept: dict[str, Any]
-    #: The caller's own.
+    #: The caller's own headers.
     headers: Mapping[str, Any] | None
     #: The task whose run makes the call.
     parent: Any
@@ -69,7 +69,7 @@ def terms(task: Any, args: Any, kwargs: Any, given: Mapping[str, Any]) -> Terms:
 
     Parameters:
         args, kwargs: for the routers.
-        given: what ``apply_async`` was given; the task's own options hold for the rest.
+        given: what ``apply_async`` was given; for everything else the task's own options hold.
 
     Raises:
         TypeError, ValueError: an option that cannot be kept; names it, and the cure.
@@ -95,7 +95,7 @@ def terms(task: Any, args: Any, kwargs: Any, given: Mapping[str, Any]) -> Terms:
     if app.amqp.router.routes or options.get("queue") or options.get("exchange"):
         options = app.amqp.router.route(options, route_name, args, kwargs, task)
     else:
-        # Celery's router would come to the same, and look at the settings first.
+        # Celery's router would return the same, but would read the settings first.
         options["queue"] = app.amqp.default_queue
     root_id, parent_id = options.pop("root_id", None), options.pop("parent_id", None)
     parent = app.current_worker_task
@@ -106,7 +106,7 @@ def terms(task: Any, args: Any, kwargs: Any, given: Mapping[str, Any]) -> Terms:
             options.setdefault("priority", (parent.request.delivery_info or {}).get("priority"))
     # ``freeze()`` sets both.
     is_frozen = bool(task_id and options.get("reply_to"))
-    # What the call said and the task does not say itself.
+    # What the call set and the task itself does not.
     kept = {name: value for name in KEPT if (value := options.get(name)) or (value == 0 and name == "group_index")}
     for name in ("link", "link_error"):
         if each := maybe_list(options.get(name)):
@@ -121,7 +121,7 @@ def terms(task: Any, args: Any, kwargs: Any, given: Mapping[str, Any]) -> Terms:
     if isinstance(app.backend, RPCBackend):
         kept.setdefault("reply_to", app.thread_oid)
     if task_id and str(key) != str(task_id):
-        # Such as uuid4().hex: whoever asks for the result writes it like this.
+        # Such as uuid4().hex: the caller asks for the result under this spelling.
         kept["task_id"] = str(task_id)
     if run_at is not None:
         kept["eta"] = True
@@ -140,7 +140,7 @@ def terms(task: Any, args: Any, kwargs: Any, given: Mapping[str, Any]) -> Terms:
     }
     row |= {name: options[name] for name in OPTIONS if options.get(name)}
     if key is not None:
-        # The id alone does not tell this call from an earlier one, not even a UUIDv7.
+        # The id alone, even a UUIDv7, does not distinguish this call from an earlier one.
         row |= {"is_given": True, "is_frozen": is_frozen, "made_at": timezone.now()}
     if run_at is not None:
         row |= {"state": State.SCHEDULED, "run_at": run_at}
@@ -155,9 +155,9 @@ def compose(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any], said:
     """The unsaved row of a call; ``before_task_publish`` is sent here, in the caller's context.
 
     Parameters:
-        said: the options of this call and others, if they were read before.
+        said: the options, if they were read before, for this call and others.
 
-    Raises ``TypeError``, ``ValueError``: what cannot be kept, also of the headers that receivers add.
+    Raises ``TypeError``, ``ValueError``: a value cannot be kept, or a header that a receiver added.
     """
     if task.declared_wrong is not None:
         raise task.declared_wrong
@@ -168,7 +168,7 @@ def compose(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any], said:
         options = {**options, "shadow": options.get("shadow") or task.shadow_name(args, kwargs, options)}
     if task.argument_dumper is not None:
         args, kwargs = task.argument_dumper(args, kwargs)
-    # What follows a job is written with it, however long its result is.
+    # The follow-ups of a job are written with its end, however long its result is.
     most = conf().MAX_ARGS_BYTES if outbox.following.get() is None else None
     plain_args, plain_kwargs = normalize(args, kwargs, most)
     row, kept, headers, parent = said or terms(task, args, kwargs, options)
@@ -180,7 +180,7 @@ def compose(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any], said:
     for composed in extensions.through("composed"):
         composed(job, headers, parent)
     if task.key_templates:
-        # The lock is taken at the run; what no store could keep is refused here.
+        # The run takes the lock; but a key that no store could keep is refused here.
         task.key_of("lock", job)
         job.marker_key, job.unique_key = task.key_of("idempotency_key", job), task.key_of("unique", job)
         if job.unique_key is not None:
@@ -192,7 +192,7 @@ def compose(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any], said:
 
 
 def _headers(app: Celery, job: Job, kept: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The option ``headers``: the caller's own, and what receivers of ``before_task_publish`` add to Celery's."""
+    """The option ``headers``: the caller's own, and those that receivers of ``before_task_publish`` add or change."""
     found = dict(given)
     if signals.before_task_publish.receivers:
         made = request.headers_of(job, app, kept)
@@ -214,14 +214,14 @@ def _headers(app: Celery, job: Job, kept: Mapping[str, Any], given: Mapping[str,
 
 
 def rank_of(app: Celery, priority: int) -> int:
-    """The priority as the claim sorts it: Celery's mean 9 first on RabbitMQ, and 0 first on Redis and ``jobs://``."""
+    """The priority as the claim sorts it. In Celery 9 is first on RabbitMQ, and 0 is first on Redis and ``jobs://``."""
     url = app.conf.broker_write_url or app.conf.broker_url or ""
     first = str(url if isinstance(url, str) else url[0])
     return -priority if first.startswith(("amqp", "pyamqp")) else priority
 
 
 def _run_at(app: Celery, countdown: Any, eta: Any) -> Any:
-    """When the job is to run; a countdown wins. None: at once."""
+    """When the job is to run; a countdown wins over an eta. None: at once."""
     name, value = ("countdown", countdown) if countdown else ("eta", eta)
     moment = _moment(app, value, name)
     is_past = moment <= timezone.now() if isinstance(moment, datetime.datetime) else value < 0
@@ -229,7 +229,7 @@ def _run_at(app: Celery, countdown: Any, eta: Any) -> Any:
 
 
 def _moment(app: Celery, value: Any, name: str) -> Any:
-    """Seconds count from now on by the database's clock, and become an expression: this machine's may be wrong."""
+    """Seconds become an expression that adds them to the database's clock: this machine's clock may be wrong."""
     if isinstance(value, int | float):
         if not -LONGEST <= value <= LONGEST:
             raise ValueError(f"{name}={value!r} is more than ten years of seconds: pass seconds, not milliseconds")
@@ -246,7 +246,7 @@ def _moment(app: Celery, value: Any, name: str) -> Any:
 
 
 def _queue_name(app: Celery, options: Mapping[str, Any], kept: dict[str, Any], is_given: bool) -> str:
-    """The queue that a call goes to, by its name. If it is not given, it is the route's, or the default one."""
+    """The name of the queue that a call goes to: the given one, else the route's, else the default."""
     queue, exchange, routing_key = options.get("queue"), options.get("exchange"), options.get("routing_key")
     if isinstance(queue, Broadcast) or isinstance(exchange, Broadcast):
         raise ValueError(
@@ -273,7 +273,7 @@ def _queue_name(app: Celery, options: Mapping[str, Any], kept: dict[str, Any], i
 
 
 def bound_queue(app: Celery, exchange: str, routing_key: str | None) -> kombu.Queue | None:
-    """The queue of the app that gets what is sent to the exchange."""
+    """The app's queue that gets what is sent to the exchange with this routing key."""
     for queue in app.amqp.queues.values():
         if queue.exchange.name != exchange:
             continue
@@ -290,11 +290,11 @@ def bound_queue(app: Celery, exchange: str, routing_key: str | None) -> kombu.Qu
 
 
 def receive(task: str, request: Any, args: Any, kwargs: Any) -> None:
-    """Give a foreign message its row, if it has none yet: a job from then on. Race: of several copies, one inserts.
+    """Insert the row of a foreign message, unless it is there. It is a job then. Race: one of several copies inserts.
 
     Raises:
-        TypeError, ValueError: what it carries cannot be kept as JSON.
-        django.db.Error: no database; nothing was written, or the row is there.
+        TypeError, ValueError: its contents cannot be kept as JSON.
+        django.db.Error: no database; either nothing or the whole row was written.
     """
     plain_args, plain_kwargs = normalize(args, kwargs, conf().MAX_ARGS_BYTES)
     app, delivery = celery_app(), request.delivery_info or {}
@@ -323,10 +323,10 @@ def receive(task: str, request: Any, args: Any, kwargs: Any) -> None:
             try:
                 called(known, job)
             except ImproperlyConfigured:
-                # Nothing is kept that should be hidden, and cannot be.
+                # Arguments that should be hidden, and cannot be, are not kept.
                 raise
             except Exception as exc:
-                # Of arguments that do not fit the run will say so.
+                # If the arguments do not fit the task, the run will report it.
                 log(logging.DEBUG, job, f"a message gets less than a call: {exc!r}", "hook_failed")
     reach("before_receive")
     using = databases.job_alias()
@@ -346,23 +346,23 @@ def _stated(request: Any, delivery: Mapping[str, Any]) -> dict[str, Any]:
     given["headers"] = {name: value for name, value in (request.headers or {}).items() if name != "timelimit"}
     if delivery.get("exchange"):
         given |= {"exchange": delivery["exchange"], "routing_key": delivery.get("routing_key")}
-    # These are kept also when they are 0 or False.
+    # These are kept even if they are 0 or False.
     stated = ("group_index", "ignore_result")
     return {name: value for name, value in given.items() if value or (name in stated and value is not None)}
 
 
 def _arrived_by(app: Any, delivery: Mapping[str, Any]) -> Any:
-    """The queue that a message came by; it says only what it was sent to."""
+    """The queue that a message came from; the message only names the exchange and routing key it was sent to."""
     exchange, routing_key = delivery.get("exchange"), delivery.get("routing_key")
     if app is not None and exchange and (bound := bound_queue(app, str(exchange), routing_key)) is not None:
         return bound.name
-    # Through the default exchange a queue is reached by its name. What others have bound is run by whoever got it.
+    # The default exchange routes by the queue's name. With a foreign binding, the worker that got the message runs it.
     consumed = worker_state.queues
     return consumed[0] if exchange and consumed and routing_key not in consumed else routing_key
 
 
 def _within(value: Any, least: int) -> int | None:
-    """What a column can hold; another service may send anything."""
+    """The number, limited to what the column can hold; another service may send anything."""
     return None if value is None else max(least, min(int(value), 2**15 - 1))
 
 

@@ -1,7 +1,7 @@
-"""The options of a task's declaration and of a call: which there are, what each may be, and what a typo meant.
+"""The options of a task's declaration and of a call: which exist, what each may be, and the likely cure of a typo.
 
-Celery makes an attribute of every keyword of ``@shared_task``, and a property of a message of every keyword of
-``apply_async``: a misspelt one does nothing, and says nothing.
+Celery turns every keyword of ``@shared_task`` into an attribute, and every keyword of ``apply_async`` into a property
+of the message: a misspelt one has no effect and raises no error.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from jobs import extensions
 from jobs.conf import TASK_OPTIONS, conf, did_you_mean, task_option_names
 from jobs.models.columns import OPTIONS
 
-#: Accepted by ``apply_async`` because groups, beat, retries and eager calls pass them, and not kept: a job does not
-#: travel.
+#: Accepted by ``apply_async`` because groups, beat, retries and eager calls pass them. They are not kept: a job is no
+#: message.
 PLUMBING = frozenset(
     "producer connection publisher router add_to_parent result_cls retry retry_policy timeout confirm_timeout "
     "task_type event_dispatcher delivery_mode compression immediate mandatory declare exchange_type origin "
     "redelivered throw logfile loglevel".split()
 )
-#: What ``Job.options`` keeps of a call, under the names of ``apply_async``, as it was given.
+#: What ``Job.options`` keeps of a call, as it was given, under the names of ``apply_async``.
 KEPT = "chain chord group_id group_index shadow replaced_task_nesting stamped_headers reply_to".split()
 
-#: Of packages that read them beside a class of theirs: celery-once, celery-heimdall, django-celery-beat.
+#: Options of other packages: celery-once, celery-heimdall, django-celery-beat.
 OTHERS = frozenset("once heimdall periodic_task_name".split())
 
 #: The options of a call.
@@ -43,15 +43,15 @@ OF_A_CALL = (
     )
 )
 
-#: How a task says itself what is retried, and how often. Celery reads them where it does not declare them.
+#: The options with which a task says what is retried, and how often. Celery reads some without declaring them.
 OF_RETRIES = (
     "autoretry_for dont_autoretry_for max_retries default_retry_delay retry_backoff retry_backoff_max retry_jitter "
     "retry_kwargs".split()
 )
 
 _PLAIN = (type(None), bool, int, str)
-#: The options of a task, but for those of extensions: ours, those that Celery declares, and those that it only reads.
-#: Decorators of ``app.task`` keep ``lazy``, ``shared`` and ``filter`` for themselves; ``shared_task`` hands them on.
+#: The options of a task, without those of extensions: ours, those that Celery declares, and those that it only reads.
+#: ``app.task`` takes ``lazy``, ``shared`` and ``filter`` for itself; ``shared_task`` passes them on.
 OF_A_TASK = (
     frozenset([*TASK_OPTIONS, *OF_RETRIES])
     | {name for name, value in vars(celery.Task).items() if name[0].islower() and isinstance(value, _PLAIN)}
@@ -61,8 +61,8 @@ OF_A_TASK = (
     )
 )
 
-#: What a value must be: how to say it, and the types that it may have; a bool is no number. None is left to Celery,
-#: which means its default by it.
+#: What a value must be: in words, and the types that it may have; a bool is no number. None always passes: Celery takes
+#: it as its default.
 Rule = tuple[str, tuple[type, ...]]
 
 BOOL: Rule = ("True or False", (bool,))
@@ -108,7 +108,7 @@ RULES_OF_A_CALL: dict[str, Rule] = {
 
 
 def check_declaration(task: type[celery.Task], declared: Collection[str]) -> None:
-    """Refuse the keywords of a decorator that mean nothing, and values that cannot work.
+    """Refuse keywords of a decorator that are no options, and values that cannot work.
 
     Parameters:
         declared: the names in the body of the task's class, if the decorator made it.
@@ -121,7 +121,7 @@ def check_declaration(task: type[celery.Task], declared: Collection[str]) -> Non
     for name in declared:
         if name.startswith("_") or name in known or name in OTHERS or name in conf().TASK_OPTIONS:
             continue
-        # A base class of the project, or of a package, knows options of its own.
+        # A base class of the project, or of a package, may have options of its own.
         if any(name in vars(each) or name in vars(each).get("__annotations__", ()) for each in task.__mro__[1:]):
             continue
         raise TypeError(
@@ -130,13 +130,13 @@ def check_declaration(task: type[celery.Task], declared: Collection[str]) -> Non
         )
     for name, rule in {**RULES_OF_A_TASK, **options}.items():
         value = inspect.getattr_static(task, name, None)
-        # A property answers when there is a task.
+        # A property has a value only when the task exists.
         if not hasattr(type(value), "__get__"):
             _check(name, value, rule)
 
 
 def check_call(options: Mapping[str, Any]) -> None:
-    """Refuse what means nothing to a call. ``TypeError`` names the option, and the cure."""
+    """Refuse keywords that are no options of a call. ``TypeError`` names the option, and the cure."""
     for name, value in options.items():
         if (rule := RULES_OF_A_CALL.get(name) or OPTIONS.get(name)) is not None:
             _check(name, value, rule)
@@ -167,6 +167,6 @@ def _refuse(name: str, options: Mapping[str, Any]) -> None:
 
 
 def says_how_to_retry(task: celery.Task) -> bool:
-    """Whether the task, or a base class of it, says itself what is retried, and how often."""
+    """Whether the task, or a base class of it, sets what is retried, or how often."""
     classes = (each for each in type(task).__mro__ if each is not celery.Task)
     return any(name in vars(each) for each in (task, *classes) for name in OF_RETRIES)

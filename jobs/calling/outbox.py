@@ -1,6 +1,6 @@
-"""Record jobs in the caller's transaction; after its commit notify the workers, and send the signals.
+"""Record jobs in the caller's transaction; after its commit, notify the workers and send the signals.
 
-In some blocks all calls go as rows with the transaction, whatever they call: also the messages of stock tasks.
+In some blocks every call becomes a row of the transaction, also a call of a stock task, which is a message.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from jobs.models.columns import Part, named
 from jobs.models.values import jsonable, storable
 from jobs.store import databases
 
-#: The database to which the calls of a block go as rows, also those of stock tasks (:func:`calls_are_rows`).
+#: The database that gets all calls of a block as rows, also those of stock tasks (:func:`calls_are_rows`).
 following: ContextVar[str | None] = ContextVar("jobs.following", default=None)
 
-#: What makes a call a part of something greater.
+#: Options that make a call part of a canvas.
 _IN_CANVAS = frozenset({"link", "link_error", "chain", "chord", "group_id"})
 
-#: Called with each job that was inserted, whether or not its transaction commits later.
+#: Called with each inserted job, whether or not its transaction commits later.
 watchers: list[Callable[[Job], None]] = []
 
 
 def alias_of(using: str | None = None) -> str:
-    """``using``, else the database of the block, else the routers' one; ``ValueError`` if no jobs live there."""
+    """``using``, else the block's database, else the routers' choice; ``ValueError`` if no jobs live there."""
     return databases.job_alias(using or following.get())
 
 
@@ -45,7 +45,7 @@ def record(jobs: list[Job], using: str, app: Any) -> list[Job]:
     """Insert the jobs into the caller's transaction, with one statement.
 
     Returns:
-        For each call the job that does its work: its own, or with a unique key one that was there already.
+        For each call the job that does its work: its own, or with a unique key perhaps an earlier one.
     """
     if not jobs:
         return []
@@ -54,15 +54,15 @@ def record(jobs: list[Job], using: str, app: Any) -> list[Job]:
     connection: Any = connections[using]
     calls, is_alone = jobs, connection.autocommit and not connection.in_atomic_block
     raw = connection.connection
-    # Most calls have neither a unique key nor an id that somebody chose.
+    # Most calls have no unique key, and no id chosen by the caller.
     write = _insert if calls[0].unique_key is None and not calls[0].is_given else _write
     try:
         jobs = write(calls, using)
     except Error as exc:
         if not is_alone or not databases.is_lost(exc, using, raw):
             raise
-        # A process without requests (beat, a listener) keeps a dead connection for ever. The id tells whether it
-        # was the INSERT's answer that got lost.
+        # A process without requests (beat, a listener) keeps a dead connection for ever. The id tells whether the row
+        # was inserted, and only the answer was lost.
         databases.drop(using)
         # A frozen signature may have been called before, so the time of the call has to match as well.
         rows = Job.objects.using(using).filter(pk=calls[0].pk, made_at=calls[0].made_at)
@@ -90,10 +90,10 @@ def record(jobs: list[Job], using: str, app: Any) -> list[Job]:
 def _write(calls: list[Job], using: str) -> list[Job]:
     call = calls[0]
     insert = _insert if call.unique_key is None else _insert_unique
-    # Race: a worker claims the job before it is taken back.
+    # Race: a worker would claim the job before it is withdrawn.
     with transaction.atomic(using=using) if call.is_given and store.of(using).is_divided else nullcontext():
         jobs = insert(calls, using)
-        # No unique index has both what lives and what ended, so a job of this id may have ended already.
+        # No unique index covers both live and ended jobs, so a job with this id may have ended already.
         is_taken = call.is_given and jobs[0] is call and store.of(using).withdraw(call.pk)
     if is_taken:
         if not call.is_frozen:
@@ -104,19 +104,19 @@ def _write(calls: list[Job], using: str) -> list[Job]:
 
 
 def _insert_unique(calls: list[Job], using: str) -> list[Job]:
-    """Insert what is not there already; returns for each call the job that does its work."""
+    """Insert the jobs that are not there already; returns for each call the job that does its work."""
     jobs = unique.insert(calls, using, store.of(using).batch_size)
     for place, (job, call) in enumerate(zip(jobs, calls, strict=True)):
         if job is not call and (following.get() is not None or not _IN_CANVAS.isdisjoint(call.options)):
-            # Its followers, and whoever waits for its id, would never hear that the other job has ended.
+            # The end of the other job would start no follow-ups of this call, and wake no caller that waits for its id.
             jobs[place] = unique.stand_in(call, job)
             _insert([call], using)
     return jobs
 
 
-# The INSERT names only what the call said; the database makes the rest.
+# The INSERT names only the columns that the call set; the database fills in the rest.
 
-#: What a call says if it is not empty.
+#: Columns that are written if they are not empty.
 _SAID = tuple(name for name in named(Part.SAID) if name not in ("priority", "state", "run_at"))
 
 
@@ -125,15 +125,15 @@ def _insert(jobs: list[Job], using: str) -> list[Job]:
     for values in (job.__dict__ for job in jobs):
         said.append({name: values[name] for name in _SAID if values[name]})
         if values["priority"] is not None:
-            # Also 0, which is the first on some brokers.
+            # Also 0, which comes first on some brokers.
             said[-1]["priority"] = values["priority"]
         if values["state"] != State.READY:
             said[-1] |= {"state": values["state"], "run_at": values["run_at"]}
     at = store.of(using)
     computed = any(hasattr(value, "resolve_expression") for values in said for value in values.values())
-    # The database's clock says when; or an eta came while the calls were made.
+    # Not plain: the database's clock computes a time; or an eta passed while the calls were made.
     is_plain = not computed and len({job.state for job in jobs}) == 1
-    # A frozen signature may be called again. Then there is a row of its id already.
+    # A frozen signature may be called twice. Then a row with its id is there already.
     is_frozen = len(jobs) == 1 and jobs[0].is_frozen
     if len(jobs) == 1 and is_plain:
         columns = (*named(Part.CALL), *said[0])
@@ -155,10 +155,10 @@ def _insert(jobs: list[Job], using: str) -> list[Job]:
 
 
 class AfterCommit:
-    """The on-commit hook of one savepoint level: notifies, sends the signals, and never raises."""
+    """The on-commit hook of one savepoint level: it notifies, sends the signals, and never raises."""
 
     def __init__(self, using: str) -> None:
-        # Django names a hook that raised.
+        # Django logs this name if the hook raises.
         self.__qualname__ = "jobs.calling.outbox.AfterCommit"
         self.using = using
         self.queues: list[str] = []
@@ -177,10 +177,10 @@ class AfterCommit:
 
 
 def hook_of(connection: Any) -> AfterCommit | None:
-    """The hook for the current savepoint level, registered; None if nothing tells us of the commit.
+    """Register the hook for the current savepoint level, and return it; None if no commit will be reported to us.
 
-    A hook goes with the savepoints that were open when it was registered. If an inner block rolls back, its
-    notification is not needed; if one is lost, a poll finds the job.
+    A hook is dropped with the savepoints that were open when it was registered. If an inner block rolls back, its
+    notification is not needed; if a notification is lost, a poll finds the job.
     """
     if not connection.in_atomic_block:
         # Autocommit: the INSERT is the commit. Autocommit off: only the caller knows, and a poll finds the job.
@@ -195,7 +195,7 @@ def hook_of(connection: Any) -> AfterCommit | None:
 
 
 def notify_after(using: str, name: str) -> None:
-    """Notify of something that is no job, after the commit of the current transaction."""
+    """Notify about something other than a job, after the commit of the current transaction."""
     if (hook := hook_of(connections[using])) is not None:
         hook.queues.append(name)
         if not connections[using].in_atomic_block:
@@ -216,13 +216,13 @@ def _tell_celery(app: Any, job: Job) -> None:
 
 # Blocks whose calls are all rows
 
-#: Options of a call that are live objects, which no row can keep.
+#: Options of a call that are live objects, which a row cannot keep.
 _LOCAL = ("producer", "connection", "publisher", "router", "result_cls", "task_type", "add_to_parent")
 
 
 @contextmanager
 def calls_are_rows(using: str) -> Iterator[None]:
-    """All calls of the block are rows of this database: of our tasks, and of those whose message has to be sent."""
+    """All calls of the block become rows of this database, also those of stock tasks, whose message a job sends."""
     with transaction.atomic(using=using, savepoint=False):
         token = following.set(using)
         try:
@@ -232,16 +232,16 @@ def calls_are_rows(using: str) -> Iterator[None]:
 
 
 def install(app: Any) -> None:
-    """Let ``app.send_task`` heed transactions; done when the first of our tasks is bound to the app."""
+    """Make ``app.send_task`` respect transactions; called when the first of our tasks is bound to the app."""
     if "send_task" not in vars(app):
         app.send_task = partial(send, app)
 
 
 def send(app: Any, name: str, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
-    """Stand in for ``app.send_task``: a message among follow-ups leaves after the commit, by a job (``jobs.send``)."""
+    """Replaces ``app.send_task``: in such a block a job (``jobs.send``) sends the message after the commit."""
     using = following.get()
     if using is None and options.get("chord") and reads_rows(app) and databases.in_transaction(databases.job_alias()):
-        # A part of a chord whose rows are not committed yet: it might end before they are.
+        # A part of a chord whose rows are not committed yet: the part might end before the commit.
         using = databases.job_alias()
     if using is None:
         return type(app).send_task(app, name, args, kwargs, **options)

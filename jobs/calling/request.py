@@ -1,4 +1,4 @@
-"""The request that a body sees: the one that Celery would have made of the call, made from the row."""
+"""The request that a body sees: as Celery would have made it from a message, but made from the row."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from jobs.lifecycle.run import Run, current
 from jobs.models import Job
 from jobs.models.values import decoded
 
-#: What follows a task, as a request and as a call name it.
+#: The follow-ups of a task: their names in a request, and in a call.
 _EMBEDDED = {"callbacks": "link", "errbacks": "link_error", "chain": "chain", "chord": "chord"}
 
 
 def make(job: Job, task: Any, app: Celery, hostname: str, run: Run | None = None) -> Context:
-    """The request of a claimed job, as Celery's tracer makes it of a message. Its run may read all of the arguments.
+    """The request of a claimed job, as Celery's tracer makes it from a message. Its run may read all arguments.
 
-    It differs from a message's in this: there is no delivery tag, ``redelivered`` says that an earlier run was given
-    back, and ``retries``, ``eta`` and ``expires`` are those of the row.
+    It differs from a message's request: it has no delivery tag, ``redelivered`` says that an earlier run was given
+    back, and ``retries``, ``eta`` and ``expires`` come from the row.
     """
     options = job.options
     headers = headers_of(job, app, options, task)
@@ -49,10 +49,10 @@ def make(job: Job, task: Any, app: Celery, hostname: str, run: Run | None = None
         **(given(job) if run is None else given_to(run)),
     }
     if own and conf().REDACT is not None:
-        # Those of a call by name came with the message.
+        # A call by name brought its own texts in the message: replace them.
         made |= {name: headers[name] for name in TEXTS}
     made["headers"] = own or None
-    # Celery's constructor would look among all of these for headers of the call's own. They are known.
+    # Celery's constructor would search all of these for the call's own headers. Here they are known.
     context = Context.__new__(Context)
     context.update(made)
     return context
@@ -62,7 +62,7 @@ def headers_of(job: Job, app: Celery, options: Mapping[str, Any], task: Any = No
     """The headers of Celery's message protocol (``celery.app.amqp.AMQP.as_task_v2``)."""
     task = task or app.tasks.get(job.task)
     longest, key = getattr(task, "argsrepr_maxsize", None) or _longest(app), job.task_id
-    # They are for people: Flower, Sentry, ``celery inspect active``.
+    # The texts of arguments are for people: Flower, Sentry, ``celery inspect active``.
     seen: Any = job if conf().REDACT is None else shown(job)
     args, kwargs = seen.args, seen.kwargs
     # The call's own limits, else the task's.
@@ -102,7 +102,7 @@ def _origin(pid: int) -> str:
 
 
 def given_to(run: Run) -> dict[str, Any]:
-    """The same as :func:`given`, as the run may read it."""
+    """The same as :func:`given`, with what only the run may read."""
     before = current.set(run)
     try:
         return given(run.job)
@@ -111,25 +111,25 @@ def given_to(run: Run) -> dict[str, Any]:
 
 
 def given(job: Job) -> dict[str, Any]:
-    """What the body of Celery's message has: the arguments, and what follows the task. Each time a copy."""
+    """The contents of a Celery message's body: the arguments, and the follow-ups of the task. A new copy each time."""
     return {"args": decoded(job.args), "kwargs": decoded(job.kwargs), **embedded(job.options)}
 
 
 def embedded(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What it has beside the arguments."""
+    """What the body has besides the arguments."""
     if not options:
         return dict.fromkeys(_EMBEDDED)
-    # Their arguments are of the types that the caller gave, too.
+    # Their arguments, too, get back the types that the caller gave.
     return {name: decoded(options.get(option)) for name, option in _EMBEDDED.items()}
 
 
 def _iso(moment: Any) -> str | None:
-    # An expression of a row that is not written yet says nothing.
+    # In a row that is not written yet it may be an expression, whose value is not known.
     return moment.isoformat() if hasattr(moment, "isoformat") else None
 
 
 def _represent(value: Any, longest: int) -> str:
-    """As Celery represents arguments in logs and events; the short way for plain ones, which most are."""
+    """Arguments as Celery shows them in logs and events; plain values, the usual case, take a shortcut."""
     parts = value.values() if isinstance(value, dict) else value
     if all(each is None or type(each) in (int, bool) for each in parts) and len(text := repr(value)) < longest:
         return text

@@ -1,4 +1,4 @@
-"""The settings: ``settings.JOBS`` (a key is a field of :class:`Settings`), and :func:`celery_settings` for Celery."""
+"""The settings: ``settings.JOBS`` (its keys are the fields of :class:`Settings`), and :func:`celery_settings`."""
 
 import re
 import sys
@@ -42,27 +42,27 @@ class Settings:
     #: All patterns that match a task apply, in this order: a later one wins, and each wins over the task's code.
     TASKS: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     #: Limits of queues, over all workers: how many of a queue's jobs run at once, and how many start in a time:
-    #: ``{"mail": {"concurrency": 3, "rate": "100/m"}}``. What somebody sets by hand (``manage.py jobs limit``) wins.
-    #: And queues whose keys take turns: ``{"mail": {"fair_key": "{customer_id}", "weights": {"big": 3}}}``.
+    #: ``{"mail": {"concurrency": 3, "rate": "100/m"}}``. What a person sets (``manage.py jobs limit``) wins.
+    #: Also queues whose keys take turns: ``{"mail": {"fair_key": "{customer_id}", "weights": {"big": 3}}}``.
     QUEUES: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    #: Options of a task, or of a call, that other code reads: ``["tenant"]``. Without it an option that nobody knows is
-    #: taken for a typo, and raises.
+    #: Options of a task, or of a call, that other code reads: ``["tenant"]``. An unknown option that is not listed
+    #: here is taken for a typo, and raises.
     TASK_OPTIONS: Sequence[str] = ()
-    #: A job's arguments, or an event's data, as JSON, may be this long.
+    #: The most bytes that a job's arguments, or an event's data, may take as JSON.
     MAX_ARGS_BYTES: int = 256 * 1024
 
-    #: How many jobs a process claims in one statement, at the most. It claims as many as it expects to run in 50 ms.
+    #: The most jobs that a process claims in one statement. It claims as many as it expects to run in 50 ms.
     CLAIM_BATCH: int = 100
     #: How often a worker looks for what has come due (countdown, eta, retries), and for jobs that no NOTIFY told of.
-    #: No job waits longer than this for a worker that is free.
+    #: No job waits longer than this if a worker is free.
     POLL_INTERVAL: float = 1.0
     #: How often a worker proves that it is alive.
     HEARTBEAT: float = 3.0
-    #: A worker whose heartbeat stood still for this long is dead, and its jobs go back. At least three heartbeats, or
-    #: one slow beat makes a live worker look dead; with five a short outage of the database does not, either.
+    #: A worker whose heartbeat stood still for this long is dead, and its jobs are given back. At least three
+    #: heartbeats: else one slow beat makes a live worker look dead. With five, a short outage of the database does not.
     DEAD_AFTER: float = 15.0
     #: After SIGTERM a worker waits this long for the bodies that run. Then their jobs are handed back (which counts
-    #: nowhere), their processes are killed, and the worker ends. Set it a little below the time after which your
+    #: as no loss), their processes are killed, and the worker ends. Set it a little below the time after which your
     #: process manager kills (systemd's TimeoutStopSec, Kubernetes' terminationGracePeriodSeconds). None waits as long
     #: as the bodies need.
     STOP_TIMEOUT: float | None = None
@@ -74,69 +74,69 @@ class Settings:
 
     #: A job whose body killed its process this often ends ``failed``. A task's own ``max_crashes`` wins.
     MAX_CRASHES: int = 3
-    #: A job that lost its worker or its database this often ends ``failed``. Innocent jobs are lost with every deploy
-    #: that kills; keep it well above MAX_CRASHES.
+    #: A job that lost its worker or its database this often ends ``failed``. Every deploy that kills workers loses
+    #: innocent jobs: keep it well above MAX_CRASHES.
     MAX_NODE_LOSSES: int = 10
-    #: A job whose body snoozed this often ends ``failed``: it waits for something that does not come.
+    #: A job whose body snoozed this often ends ``failed``: it waits for something that never comes.
     MAX_SNOOZES: int = 10_000
 
-    #: Seconds before each further attempt of a job that failed for what may pass: a network, a mail server, a service
-    #: or another database was away. Of tasks that say nothing of retries themselves (``autoretry_for``,
-    #: ``max_retries``, ...). Each pause varies by a quarter; together it is about a day. None: one attempt.
+    #: Seconds before each further attempt of a job that failed for a reason that may pass: a network, a mail server, a
+    #: service or another database was away. It holds for tasks without own options for retries (``autoretry_for``,
+    #: ``max_retries``, ...). Each pause varies by a quarter; all together are about a day. None: one attempt.
     RETRY: Sequence[float] | None = (10, 30, 60, 120, 300, 600, 1200, 2400, 4800, 10_800, 21_600, 43_200)
 
     #: Jobs that ended ``succeeded`` or ``cancelled`` are deleted after this time; None keeps them. With
-    #: ``HISTORY_BY_DAY``, from three days on, they go with all others of their day, up to a day later.
+    #: ``HISTORY_BY_DAY``, if this is three days or more, all jobs of a day are deleted together, up to a day later.
     RETENTION: float | None = 7 * 86400.0
     #: Jobs that ended ``failed`` are deleted after this time; None keeps them.
     RETENTION_FAILED: float | None = 30 * 86400.0
-    #: How often finished jobs are pruned, for 2 s at the most. If that was not enough, it goes on after a second.
+    #: How often finished jobs are pruned, for at most 2 s. If that was not enough, it continues after a second.
     PRUNE_INTERVAL: float = 60.0
-    #: How many rows one statement of the maintenance touches at the most. On PostgreSQL prune takes 10 times as many:
-    #: they are old, and nobody waits for them.
+    #: The most rows that one statement of the maintenance touches. On PostgreSQL prune takes 10 times as many:
+    #: they are old, and no process waits for them.
     BATCH: int = 500
 
     #: How long a marker (``idempotency_key=``, ``once()``) is kept, and with it the job whose result it replays.
-    #: Longer than the longest time after which a task may still be retried. None keeps them.
+    #: It must be longer than the longest time after which a task may still be retried. None keeps them.
     MARKER_RETENTION: float | None = 90 * 86400.0
-    #: How long a duplicate waits for the run that has the marker; then it gives its place back, and comes again.
+    #: How long a duplicate waits for the run that has the marker; then it frees its process, and tries again later.
     MARKER_WAIT: float = 5.0
     #: How long ``delay()`` of a unique job waits for another transaction that has the key.
     UNIQUE_WAIT: float = 1.0
-    #: The cache alias whose Redis (django-redis) holds the locks; where it is another cache, or none of that name,
-    #: the database does. None: the database does.
+    #: The cache alias whose Redis (django-redis) holds the locks. If that cache is not such a Redis, or does not exist,
+    #: or with None, the database holds them.
     LOCK_CACHE: str | None = "default"
     #: The dotted path of ``redact(task, name, value)``, which returns what people may see of an argument: in the admin,
     #: by the commands, on pages of progress, in Celery's events and by ``celery inspect``. It also gets ``"result"``,
     #: ``"cursor"``, the ``"answer"`` of an external call, the ``"payload"`` of a signal, and the texts of an
     #: ``"error"``, a ``"key"``, a ``"progress"`` and a line of a ``"log"``; the values of arguments that it changed are
-    #: blanked in them before. What else a body writes into them is its author's choice. What is stored stays as it is,
-    #: and so do logs: they have the exceptions as they were raised, and filters of their own. An argument that was
-    #: passed by its place and whose name is not known here comes as its number: ``"0"``. None: everything is shown.
+    #: blanked in them before. What else a body writes into them is its author's choice. Stored data is not changed,
+    #: and logs are not either: they have the exceptions as they were raised, and their own filters. A positional
+    #: argument whose name is not known here is named by its number: ``"0"``. None: everything is shown.
     REDACT: str | None = None
-    #: The version of the project that a worker tells, at most 32 characters: a tag, or the beginning of a commit. With
-    #: it the pages can say since which deploy a task fails. None: the version of this app.
+    #: The version of the project that a worker reports, at most 32 characters: a tag, or the start of a commit. With
+    #: it the pages can show since which deploy a task fails. None: the version of this app.
     VERSION: str | None = None
 
 
 #: The options of a task that are ours (see :class:`jobs.Task`). Extensions have more.
 TASK_OPTIONS = "atomic max_crashes idempotency_key unique unique_until unique_for lock lock_ttl".split()
 
-#: What a key that is no number must be, unless it may be None and is: what its text is like, or what says whether it
-#: may be that; and how to say it.
+#: What the value of a key that is no number must be (a None that the key allows is not checked): a pattern of its
+#: text, or a function that accepts it; and the words for it.
 RULES: dict[str, tuple[str | Callable[[Any], bool], str]] = {
     "LOCK_CACHE": (".*", "the alias of a cache, or None, not {!r}"),
     "REDACT": (".*", "the dotted path of a function, or None, not {!r}"),
     "VERSION": (".{1,32}", "a text of at most 32 characters, or None, not {!r}"),
 }
 
-#: What holds options by a name or pattern, and how it may look.
+#: Keys that map names or patterns to options, with an example.
 OPTIONS = {"TASKS": "{'post_office.*': {'atomic': False}}", "QUEUES": "{'mail': {'concurrency': 3}}"}
 
 
 @cache
 def every() -> tuple[Any, dict[str, Any]]:
-    """All that ``settings.JOBS`` may hold, as a dataclass, and the rules of its keys: the core's, and extensions'."""
+    """All keys of ``settings.JOBS`` as a dataclass, and the rules of the keys: the core's, and those of extensions."""
     modules = extensions.settings()
     kinds = (*(module.Settings for module in reversed(modules)), Settings)
     rules = {key: rule for module in modules for key, rule in getattr(module, "RULES", {}).items()}
@@ -144,7 +144,7 @@ def every() -> tuple[Any, dict[str, Any]]:
 
 
 def problems() -> list[str]:
-    """What is wrong with ``settings.JOBS``, a sentence each, with the cure."""
+    """What is wrong with ``settings.JOBS``: one sentence for each problem, with the cure."""
     given = getattr(django_settings, "JOBS", {})
     if not isinstance(given, dict):
         return [f"JOBS must be a dict, not {type(given).__name__}."]
@@ -196,10 +196,10 @@ def _problems_of_options(name: str, given: Any) -> Iterator[str]:
     if not isinstance(given, Mapping) or not all(isinstance(options, Mapping) for options in given.values()):
         yield f" must be a dict of dicts, {OPTIONS[name]}, not {given!r}."
         return
-    # Without any no extension is asked: they are not there before Django has the apps.
+    # Without options no extension is asked: extensions are not loaded before Django has its apps.
     checks = extensions.through("queue_options") if given and name == "QUEUES" else ()
     read_by = {check: [*signature(check).parameters] for check in checks}
-    # With max_retries a task whose code is not yours says itself how often it is retried: not at all, with 0.
+    # max_retries sets how often a task whose code is not yours is retried: with 0, not at all.
     of_tasks = [*task_option_names(), "max_retries"] if given and name == "TASKS" else []
     known = of_tasks or [each for names in read_by.values() for each in names]
     says = f"The options are {', '.join(known)}." if known else "Nothing that is installed reads one: leave it out."
@@ -215,20 +215,20 @@ def _problems_of_options(name: str, given: Any) -> Iterator[str]:
 
 
 def task_option_names() -> list[str]:
-    """The options of a task that are ours, and those of extensions."""
+    """Our options of a task: the core's, and those of extensions."""
     return [*TASK_OPTIONS, *extensions.merged("options")]
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence about a name that is not known: the nearest one, or a full stop."""
-    # Settings are in capitals.
+    """The end of a sentence about an unknown name: the nearest known name, or a full stop."""
+    # Names of settings are in capitals.
     close = get_close_matches(name, known, 1) or get_close_matches(name.upper(), known, 1)
     return f": did you mean `{close[0]}`?" if close else "."
 
 
 @cache
 def own_tasks() -> frozenset[str]:
-    """Tasks of this app: those of the core (``jobs.tasks``), and those that extensions list (``TASKS``)."""
+    """The tasks of this app: the core's (``jobs.tasks``), and those that extensions list (``TASKS``)."""
     listed = [getattr(import_module(name), "TASKS", ()) for name in extensions.folders()]
     return frozenset({"jobs.same", "jobs.send"}.union(*listed))
 
@@ -236,7 +236,7 @@ def own_tasks() -> frozenset[str]:
 @lru_cache(maxsize=1000)
 def is_stock(name: str | None) -> bool:
     """Whether the task of this name is left to Celery: a built-in, or one of ``JOBS["EXCLUDE"]``."""
-    # A class that is not registered has none.
+    # A class that is not registered has no name.
     name = name or ""
     return name.startswith("celery.") or any(fnmatchcase(name, pattern) for pattern in conf().EXCLUDE)
 
@@ -247,7 +247,7 @@ def is_ours(task: Any) -> bool:
 
 
 def task_options(name: str) -> dict[str, Any]:
-    """What ``JOBS["TASKS"]`` says of the task of this name."""
+    """The options that ``JOBS["TASKS"]`` has for the task of this name."""
     # Our own jobs rely on their options.
     given = () if name in own_tasks() else conf().TASKS.items()
     return {key: value for pattern, each in given if fnmatchcase(name, pattern) for key, value in each.items()}
@@ -255,7 +255,7 @@ def task_options(name: str) -> dict[str, Any]:
 
 @cache
 def conf() -> Settings:
-    """The settings in force; ``ImproperlyConfigured`` with all that is wrong with them."""
+    """The settings in force; ``ImproperlyConfigured`` lists all that is wrong with them."""
     if found := problems():
         raise ImproperlyConfigured(" ".join(found))
     return _settings(getattr(django_settings, "JOBS", {}))
@@ -284,7 +284,7 @@ setting_changed.connect(_forget, dispatch_uid="jobs.conf")
 
 
 def celery_settings(broker_url: str = "jobs://", prefix: str = "") -> dict[str, Any]:
-    """Celery settings with which a worker outlives its broker, and what is not a job is not lost in it.
+    """Celery settings with which a worker survives an outage of its broker, and loses no message of a stock task in it.
 
     In Django's settings, for an app with ``config_from_object("django.conf:settings", namespace="CELERY")``;
     what you assign below that line wins (elsewhere: ``app.conf.update(celery_settings("redis://localhost/0"))``)::
@@ -297,10 +297,10 @@ def celery_settings(broker_url: str = "jobs://", prefix: str = "") -> dict[str, 
     """
     result: dict[str, Any] = {
         "broker_url": broker_url,
-        # A job's row has its result; those of other tasks go into a table beside it.
+        # A job's row has its result; results of other tasks go into a table of their own.
         "result_backend": "jobs.backend:Backend",
-        # For tasks that are no jobs. A message is acknowledged after its run, and one whose process died in it is not
-        # delivered again: nobody would count how often.
+        # For tasks that are no jobs. A message is acknowledged after its run. If its process died in the run, it is not
+        # delivered again: no counter would limit how often.
         "task_acks_late": True,
         "task_acks_on_failure": True,
         "task_acks_on_timeout": True,
@@ -308,10 +308,10 @@ def celery_settings(broker_url: str = "jobs://", prefix: str = "") -> dict[str, 
         "worker_prefetch_multiplier": 1,
         "worker_cancel_long_running_tasks_on_connection_loss": False,
         "worker_lost_wait": 2.0,
-        # A body that never ends would hold its process for ever.
+        # A body that never ends would block its process for ever.
         "task_time_limit": 1800,
         "task_soft_time_limit": 1740,
-        # Workers outlive their broker.
+        # Workers survive an outage of the broker.
         "broker_connection_retry_on_startup": True,
         "broker_connection_max_retries": None,
         "broker_channel_error_retry": True,
@@ -325,13 +325,13 @@ def celery_settings(broker_url: str = "jobs://", prefix: str = "") -> dict[str, 
             "unacked_restore_throttle": 1,
         }
     elif scheme in ("amqp", "amqps", "pyamqp", "librabbitmq"):
-        # Without confirms a broker in trouble loses what it was sent; without the timeouts its memory alarm holds the
+        # Without confirms a broker in trouble loses messages; without the timeouts its memory alarm blocks the
         # sender for ever.
         result["broker_transport_options"] = {"confirm_publish": True, "read_timeout": 10, "write_timeout": 10}
     return {f"{prefix}{name.upper()}": value for name, value in result.items()} if prefix else result
 
 
-# The project's Celery app, where nobody hands it over: commands, checks, rescue
+# The project's Celery app, for code that is not given one: commands, checks, rescue
 
 
 def app_here() -> Celery:
@@ -341,13 +341,13 @@ def app_here() -> Celery:
 
 
 def celery_app() -> Celery | None:
-    """The app that the project made; None if there is only Celery's fallback, which knows no task and no broker."""
+    """The app that the project made; None if there is only Celery's fallback, which has no tasks and no broker."""
     app = app_here()
     return None if app.main == "default" and not app.set_as_current else app
 
 
 def worker_command(*options: str) -> str:
-    """What starts a worker of this project; its app is called ``proj`` where the name of its module is not known."""
+    """The command that starts a worker of this project; ``proj`` stands for the app's module if it is not known."""
     app = celery_app()
     modules = [sys.modules.get(f"{app.main}{end}") for end in ("", ".celery")] if app is not None else []
     is_there = any(each is app for module in modules if module is not None for each in vars(module).values())
@@ -364,7 +364,7 @@ def import_tasks(app: Celery) -> None:
     with _imports:
         if app in _imported:
             return
-        # Celery runs Django's checks before it imports, and ours come here again.
+        # Celery runs Django's checks before it imports the tasks, and our checks call this function again.
         _imported.add(app)
         try:
             app.loader.import_default_modules()
@@ -374,25 +374,25 @@ def import_tasks(app: Celery) -> None:
 
 
 def loaded_app() -> Celery | None:
-    """The project's app and the tasks of its modules."""
+    """The project's app, with the tasks of its modules imported."""
     app = celery_app()
     try:
         if app is not None:
             import_tasks(app)
     except Exception:
-        # A process that cannot import all of them (a web server without a worker's libraries) says what it can.
+        # A process that cannot import all of them (a web server without a worker's libraries) goes on with what it has.
         logger.debug("not all tasks can be imported here", exc_info=True, extra={"action": "tasks_unknown"})
     return app
 
 
-#: The names under which Celery looks for it.
+#: The names under which Celery looks for the setting.
 _EAGER = ("task_always_eager", "CELERY_TASK_ALWAYS_EAGER", "CELERY_ALWAYS_EAGER")
 
 
 def is_eager(app: Celery) -> bool:
-    """Celery's ``task_always_eager``. Every call asks; where nobody has set it, Celery's own look takes 10 us."""
+    """Celery's ``task_always_eager``. Every call asks, and if it is not set anywhere, Celery's own look takes 10 us."""
     config = app.conf
-    # Either may be set at any time.
+    # Both may be changed at any time.
     given = config.changes, vars(cast(Any, django_settings)._wrapped)
     if _without(app, id(config)) is config and not any(name in each for each in given for name in _EAGER):
         return False
@@ -401,8 +401,8 @@ def is_eager(app: Celery) -> bool:
 
 @lru_cache(maxsize=10)
 def _without(app: Celery, config_id: int) -> Any:
-    """The app's configuration, if neither the project's settings nor the app name it; kept, so that its id stays."""
-    # Asked first: it loads the settings.
+    """The app's configuration if no source of it sets the name; kept, so that its id is not reused."""
+    # This comes first: it loads the settings.
     if app.conf.task_always_eager or app.namespace not in (None, "CELERY"):
         return None
     return None if any(name in source for source in app.conf.maps[:-1] for name in _EAGER) else app.conf

@@ -1,7 +1,7 @@
-"""What ``jobs`` uses of Celery, kombu, billiard and Django that is private to them: each name, where, and what for.
+"""The private names of Celery, kombu, billiard and Django that ``jobs`` uses: where, and what for.
 
-A minor release may change any of them. A worker looks at its start whether each is still there with the parameters that
-we rely on, and does not start if one is not.
+A minor release may change any of them. At its start a worker checks that each still exists, with the parameters that
+we rely on, and does not start otherwise.
 """
 
 import inspect
@@ -13,7 +13,7 @@ from typing import Any
 
 from jobs import extensions
 
-#: With these releases the tests are run, each with one of each other; ``noxfile.py`` has the combinations.
+#: The releases that the tests run with; ``noxfile.py`` has the combinations.
 TESTED = {
     "Python": ["3.11", "3.12", "3.13"],
     "Django": ["5.2", "6.0", "6.1"],
@@ -22,8 +22,8 @@ TESTED = {
     "billiard": ["4.2", "4.3"],
 }
 
-#: The name, the release since which it is there (before, the code does without it), its first
-#: parameters (of what is no function: ``-``), the file here, and what it is used for. Extensions have such lists, too.
+#: The name, the release that introduced it (before that the code does without it), its first
+#: parameters (``-``: it is no function), the file here, and what it is used for. Extensions have such lists, too.
 PRIVATE = """
 billiard.pool:Worker._make_child_methods self loads     | pool.py: a process waits for its pipe or the wake-up
 billiard.pool:Worker.wait_for_job -                     | pool.py: what a process does between two stock tasks
@@ -90,7 +90,7 @@ django.utils.functional:LazyObject._wrapped -           | conf/__init__.py: whic
 
 
 def entries() -> Iterator[tuple[str, list[str] | None, str]]:
-    """Each private name with its first parameters (None: no function), and where and what for."""
+    """Each private name, its first parameters (None: it is no function), and where and what it is used for."""
     lists = [PRIVATE, *(getattr(import_module(name), "PRIVATE", "") for name in extensions.folders())]
     for line in filter(None, "".join(lists).splitlines()):
         left, _, purpose = line.partition("|")
@@ -124,7 +124,7 @@ def _is_there(name: str, parameters: list[str] | None) -> bool:
         if parameters is None:
             return hasattr(owner, last) or last in _names_in_code(owner)
         taken = inspect.signature(getattr(owner, last)).parameters
-        # Others wrap some of them, as Sentry does: a wrapper passes on what it gets.
+        # Other packages, such as Sentry, wrap some of them: a wrapper passes on what it gets.
         passes_on = any(each.kind is each.VAR_POSITIONAL for each in taken.values())
         return passes_on or list(taken)[: len(parameters)] == parameters
     except (ImportError, AttributeError):
@@ -132,6 +132,6 @@ def _is_there(name: str, parameters: list[str] | None) -> bool:
 
 
 def _names_in_code(owner: Any) -> set[str]:
-    """What the methods of a class and its bases read and write: attributes of its objects are nowhere declared."""
+    """The names that the methods of a class and its bases use: attributes of instances are not declared anywhere."""
     methods = (each for base in inspect.getmro(owner) for each in vars(base).values() if inspect.isfunction(each))
     return {name for method in methods for name in method.__code__.co_names}

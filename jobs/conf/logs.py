@@ -1,4 +1,4 @@
-"""The lines of the logger ``jobs``: what they are about stands in fields of the record, under stable names.
+"""The log lines of the logger ``jobs``: each record has fields with stable names that say what it is about.
 
 ``action`` is in every line: what happened, in one word. ``job``, ``task`` and ``node`` are in every line about a job:
 its id, its task's name, and the worker that runs or ran it, or that has its message (None: no worker had it yet); where
@@ -35,7 +35,7 @@ def log(
     """One line about a job; it begins with the task's name and the job's id.
 
     Parameters:
-        is_raised: it tells of an exception that Celery is told as well, and whoever listens there.
+        is_raised: Celery, and so its listeners such as Sentry, get the same exception.
     """
     if logger.isEnabledFor(level):
         extra = {"action": action, **fields(job), **more}

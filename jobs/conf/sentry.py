@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-#: Its Celery integration, which is imported if it is used.
+#: Sentry's Celery integration; it is imported only if the project uses it.
 MODULE = "sentry_sdk.integrations.celery"
 
 
@@ -18,11 +18,11 @@ def traced(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def around(step: str, task: Any, call: Any) -> Any:
-    """Wrap a step of a run as Sentry wraps that step of Celery's tracer, for which it patches ``build_tracer``.
+    """Wrap a step of a run as Sentry wraps that step of Celery's tracer (by patching ``build_tracer``).
 
     Parameters:
-        step: ``_wrap_tracer``, the whole run, for its scope and transaction; or ``_wrap_task_call``, for its span, and
-            for the event of what it raises.
+        step: ``_wrap_tracer`` wraps the whole run, in a scope and transaction; ``_wrap_task_call`` wraps the body, in a
+            span, and reports its exception.
     """
     wrap = getattr(sys.modules.get(MODULE), step, None)
     return call if wrap is None else wrap(task, call)
@@ -30,7 +30,7 @@ def around(step: str, task: Any, call: Any) -> Any:
 
 @contextmanager
 def silent(is_wanted: bool) -> Iterator[None]:
-    """Let it make no event of what is logged in the block, if its Celery integration makes one of the exception."""
+    """Let Sentry report nothing that is logged in the block, if its Celery integration reports the exception."""
     sdk = sys.modules.get("sentry_sdk")
     if not is_wanted or sdk is None or sdk.get_client().get_integration("celery") is None:
         yield

@@ -12,7 +12,7 @@ def reach(point: str) -> None:
 
 
 def is_armed(point: str) -> bool:
-    """Whether a test waits for this point: two steps that go in one message to the database are done apart then."""
+    """Whether a test waits for this point: then two steps that are else one message to the database are separate."""
     return _hook is not None and getattr(_hook, "point", point) == point
 
 

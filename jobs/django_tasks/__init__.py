@@ -9,7 +9,7 @@ __all__ = ["JobsBackend"]
 
 
 def __getattr__(name: str) -> Any:
-    # The core reads this package's doors where neither Django nor a package has tasks.
+    # Imported late: the core reads this package's doors also if neither Django nor ``django-tasks`` provides tasks.
     if name in __all__:
         from jobs.django_tasks import task_backend
 

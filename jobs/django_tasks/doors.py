@@ -10,12 +10,12 @@ from jobs.doors import Extension
 
 class DjangoTasks(Extension):
     def ready(self) -> None:
-        """Those that were declared before there were models become Celery tasks."""
+        """Make Celery tasks of the tasks that were declared before the models were loaded."""
         if (module := sys.modules.get("jobs.django_tasks.task_backend")) is not None:
             module.make_celery_tasks()
 
     def find(self, job: Any) -> Any:
-        """One of Django's tasks may be declared anywhere: its module is imported for its job."""
+        """A Django task may be declared in any module: import that module for its job."""
         if (alias := job.django_task) is None:
             return None
         from jobs.django_tasks import task_backend

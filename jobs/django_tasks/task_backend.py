@@ -4,15 +4,15 @@
 
     TASKS = {"default": {"BACKEND": "jobs.django_tasks.JobsBackend"}}
 
-A task that was enqueued is a row of the caller's transaction like every other job, under the dotted path of its
-function; the same workers run it, and the same admin shows it. What differs from other backends:
+An enqueued task is a row of the caller's transaction like every other job, under the dotted path of its function. The
+same workers run it, and the same admin shows it. Differences from other backends:
 
 * The body and the job's completion share one transaction. ``JOBS["TASKS"]`` says otherwise for tasks by their paths, as
   for Celery's: ``{"shop.tasks.import_*": {"atomic": False, "lock": "import:{source}"}}``.
 * ``OPTIONS`` are options of ``shared_task`` for all tasks that the backend has: ``{"atomic": False}``,
   ``{"time_limit": 60}``, ``{"autoretry_for": [OSError], "retry_backoff": True}``.
 * The queue ``"default"`` is that of Celery (``task_default_queue``, or a route of the task); others keep their names.
-* Tasks that have a higher priority come first, whatever the broker calls first. A Celery task stands at 0.
+* Tasks with a higher priority come first, also if the project's broker orders otherwise. A Celery task counts as 0.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ if TYPE_CHECKING:
 _STATUSES = dict.fromkeys(("failed", "cancelled"), TaskResultStatus.FAILED)
 _STATUSES |= {"running": TaskResultStatus.RUNNING, "succeeded": TaskResultStatus.SUCCESSFUL}
 
-#: The tasks that are known here by the paths of their functions, and the options that they are Celery tasks with.
+#: The tasks that are known here, by the paths of their functions, and the options of their Celery tasks.
 _known: dict[str, tuple[Task[..., Any], dict[str, Any]]] = {}
-#: The tasks that a module declared before there were models: ``AppConfig.ready`` makes Celery tasks of them.
+#: The tasks that were declared before the models were loaded: ``AppConfig.ready`` makes Celery tasks of them.
 _early: list[str] = []
 
 
@@ -69,7 +69,7 @@ class JobsBackend(BaseTaskBackend):
     supports_priority = True
 
     def validate_task(self, task: Task[..., Any]) -> None:
-        """Refuse what cannot run; the function becomes known to Celery, and so to the workers."""
+        """Refuse a task that cannot run; else make its function known to Celery, and so to the workers."""
         super().validate_task(task)
         path = task.module_path
         if path not in _known:
@@ -90,7 +90,7 @@ class JobsBackend(BaseTaskBackend):
 
         Raises:
             InvalidTask: the backend cannot run the task.
-            TypeError, ValueError: arguments that are no JSON, or that the function does not take.
+            TypeError, ValueError: the arguments are not JSON, or the function does not take them.
         """
         from jobs.calling.calls import rank_of
         from jobs.models import DJANGO_TASK
@@ -101,7 +101,7 @@ class JobsBackend(BaseTaskBackend):
         if task.queue_name != DEFAULT_TASK_QUEUE_NAME:
             options["queue"] = task.queue_name
         if task.priority:
-            # As the project's broker counts: 9 comes first on RabbitMQ, and 0 on all others.
+            # Translate to the order of the project's broker: 9 comes first on RabbitMQ, and 0 on all other brokers.
             options["priority"] = -task.priority if rank_of(current_app, 1) > 0 else task.priority
         made = current_app.tasks[task.module_path].apply_async(args, kwargs, **options)
         result = _result(task, made.id, self.alias, args=args, kwargs=kwargs)
@@ -131,7 +131,7 @@ class JobsBackend(BaseTaskBackend):
 
 
 def make_celery_tasks() -> None:
-    """Make Celery tasks of Django's, as soon as there are models."""
+    """Make Celery tasks of Django's tasks, as soon as the models are loaded."""
     from jobs.task import Task as Base
 
     while _early:
@@ -151,7 +151,7 @@ def _body(task: Task[..., Any]) -> Any:
             args = (TaskContext(task_result=result), *args)
         return normalize_json(task.call(*args, **kwargs))
 
-    # The arguments that callers have to give. The first one is Celery's own, in place of the context.
+    # The arguments that callers have to pass. The first parameter is Celery's own, in place of the context.
     given = inspect.signature(task.func)
     own = inspect.Parameter("celery_task", inspect.Parameter.POSITIONAL_ONLY)
     parameters = list(given.parameters.values())[task.takes_context :]
@@ -167,7 +167,7 @@ def find(path: str, alias: str) -> Any:
     """
     task = import_string(path)
     if path not in _known and isinstance(task, Task):
-        # It was declared with another backend, and enqueued with ``using(backend=...)``.
+        # The task was declared with another backend, and enqueued with ``using(backend=...)``.
         replace(task, backend=alias)
     return current_app.tasks.get(path)
 
@@ -176,25 +176,25 @@ def find(path: str, alias: str) -> Any:
 
 
 def result_of(job: Job) -> TaskResult[..., Any]:
-    """What Django tells of a task that was enqueued.
+    """Django's result object for an enqueued task.
 
     Raises:
-        ImportError: its function is gone.
+        ImportError: its function no longer exists.
     """
     from jobs.models.values import decoded
 
     if job.lease == 1 and job.state == "running":
-        # A claim leaves these out. At the first run they are known without asking.
+        # A claim does not read these columns. At the first run their values are known without a query.
         job.__dict__.update({"error": None, "errors": [], "finished_at": None} | job.__dict__)
     elif left := {"error", "errors", "started_at", "finished_at"} & job.get_deferred_fields():
         job.refresh_from_db(fields=left)
     task = _known[job.task][0] if job.task in _known else import_string(job.task)
     alias = str(job.django_task)
-    # It may have had another name then.
+    # The backend may have had another name when the task was enqueued.
     backend = task_backends[alias] if alias in task_backends.settings else task.get_backend()
     queue = DEFAULT_TASK_QUEUE_NAME if job.queue == current_app.conf.task_default_queue else job.queue
     if backend.queues and queue not in backend.queues:
-        # A route sent it to a queue that Django does not know.
+        # A route sent the job to a queue that Django does not know.
         queue = task.queue_name
     task = replace(
         task,
@@ -207,7 +207,7 @@ def result_of(job: Job) -> TaskResult[..., Any]:
     errors = [each for each in job.errors or () if isinstance(each, dict)]
     if status == TaskResultStatus.FAILED and job.error and job.error not in errors:
         errors.append(job.error)
-    # The row knows that there were earlier attempts, but not who made them.
+    # The row says that there were earlier attempts, but not which workers made them.
     attempts = {each["attempt"] for each in errors if each.get("attempt")}
     if job.started_at and status != TaskResultStatus.READY:
         attempts.add(job.lease)

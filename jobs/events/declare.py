@@ -27,7 +27,7 @@ from jobs.task import Task
 _NAME = re.compile(r"(?=.{1,200}$)[\w-]+(\.[\w-]+)*", re.ASCII)
 PATTERN = re.compile(r"(?=.{1,200}$)([\w-]+|\*|#)(\.([\w-]+|\*|#))*", re.ASCII)
 
-#: Options of a call, which a handler cannot have: no one calls it.
+#: Options of a call. A handler cannot have them, because events make its jobs.
 _OF_CALLS = ("countdown", "eta", "expires", "unique", "unique_until", "unique_for", "every")
 
 #: The events that this code declares, by name and version.
@@ -37,15 +37,15 @@ types: dict[tuple[str, int], EventType] = {}
 def event(
     name: str, *, version: int = 1, order_key: str | Callable[..., str] | None = None, using: str | None = None
 ) -> Callable[[Callable[..., Any]], EventType]:
-    """Declare what this service tells of. Whoever calls the function tells of it, in the current transaction.
+    """Declare an event. A call of the function tells of the event, in the caller's transaction.
 
-    The annotations say what the event holds. The body may check more, and raise; what it returns is not kept.
+    The annotations are the schema of the event's data. The body may check more, and raise; its result is not kept.
 
     Parameters:
         name: the name that all services know: words with dots between them, ``"shop.order.paid"``.
         version: raise it when handlers of the version before could not read it any more.
         order_key: template (``"{order_id}"``) or callable. Events of this name and the same key are sent and handled in
-            the order of their commits. A transaction that emits one waits for another one that emits one of its key.
+            the order of their commits. A transaction that emits one waits for any other that emitted one of the key.
         using: the database; by default that of the jobs.
 
     Raises:
@@ -86,7 +86,7 @@ class EventType:
         return f"<event {self.name}: {self.place}>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> uuid.UUID:
-        """Tell of it in the current transaction; returns the event's id.
+        """Tell of the event in the current transaction; returns its id.
 
         Raises:
             TypeError, ValueError: the data does not fit the annotations.
@@ -113,7 +113,7 @@ class Handled:
         id: the same for all services.
         source: the service that told of it.
         at: when it happened.
-        again: the replay that has it handled once more; None: no replay does.
+        again: the number of the replay that has it handled again; None: it is not handled again.
     """
 
     id: uuid.UUID
@@ -156,18 +156,18 @@ def handler(
     keep_failed: int | None = None,
     **options: Any,
 ) -> Callable[[Callable[..., Any]], Any]:
-    """Declare what this service does about an event: one job for each. It has all options of :class:`jobs.Task`.
+    """Declare a handler: a task with one job for each event. It takes all options of :class:`jobs.Task`.
 
     The function gets the fields of the event that it has parameters for, with their annotated types; with ``**kwargs``
-    also the others. With ``bind=True`` its first argument is the task, and ``self.event`` is the event.
+    it gets all other fields too. With ``bind=True`` its first argument is the task, and ``self.event`` is the event.
 
     Parameters:
         pattern: the event's name; ``*`` stands for one word of it, ``#`` for any number.
-        version: the only version that it understands; None: all.
-        ordered: events of one order key are handled one after the other, also while one is tried again.
+        version: the only version of the event that it handles; None: all.
+        ordered: events of one order key are handled one after the other, even while one is retried.
         retries: how often it is tried again after any exception, with growing pauses. None: as ``JOBS["RETRY"]`` says,
             or as Celery's own options do.
-        keep_failed: how many of its failed jobs are kept (the newest), for somebody to try them again; None: all, for
+        keep_failed: how many of its failed jobs are kept (the newest), so that a person can retry them; None: all, for
             as long as ``JOBS["RETENTION_FAILED"]`` says.
 
     Raises:
@@ -193,13 +193,13 @@ def handler(
 
         @functools.wraps(function)
         def run(*args: Any, **data: Any) -> Any:
-            # An event's values are JSON. A plain call, also in another handler, and a job that somebody called by hand
-            # have the types that they were given.
+            # An event's values are JSON, and are converted. A plain call (also in another handler) and a job that a
+            # person enqueued keep the types that they were given.
             if made.event is not None:
                 args, data = args[:own], schema.load(data, args=args[own:])
             return function(*args, **data)
 
-        # A call by hand is told of a wrong argument. An event may have more fields than the handler has parameters.
+        # A call by hand raises for a wrong argument. An event may have more fields than the handler has parameters.
         signature = inspect.signature(function)
         rest = [] if schema.takes_rest else [inspect.Parameter("other_fields", inspect.Parameter.VAR_KEYWORD)]
         parameters = [*signature.parameters.values(), *rest]

@@ -9,7 +9,7 @@ from jobs.doors import Extension, Thread
 #: In the supervisor: events wait to be handed on.
 wakeup = threading.Event()
 
-#: What a notification says then; no queue is called so.
+#: The text of the notification in that case; no queue has this name.
 WAKEUP = "\tevents"
 
 
@@ -26,7 +26,7 @@ class Events(Extension):
         return [relay.RelayThread().run]
 
     def registered(self) -> None:
-        # The handlers are written once more for this node.
+        # So that the handlers are written again, for this node.
         wakeup.set()
 
     def heard(self, told: Collection[str] | None) -> None:

@@ -1,4 +1,4 @@
-"""The rows: events, who handles which, how far each name is, and the lock of those who hand events on."""
+"""The rows: events, which handler wants which events, and the lock of the process that hands events on."""
 
 import uuid
 from typing import Any, ClassVar
@@ -17,10 +17,10 @@ extensions.need(__package__)
 #: The header of a handler's job that says which event it handles.
 EVENT_HEADER = "event"
 
-#: Among an event's headers: the values without names, of a Celery task that came as an event.
+#: The header of an event for positional arguments, which only a Celery task that came as an event has.
 ARGS = "args"
 
-#: Among its headers: W3C's trace context.
+#: The headers of an event for W3C's trace context.
 TRACE = ("traceparent", "tracestate")
 
 #: Told here, and not handed on yet; received, and not handed on yet; numbered, and not sent yet.
@@ -30,7 +30,7 @@ UNSENT = Q(number__isnull=False, sent_at__isnull=True, received_at__isnull=True)
 
 
 class Event(Completed):
-    """What happened: told here in the transaction in which it did, or received from another service."""
+    """An event: told of here in the transaction in which it happened, or received from another service."""
 
     #: In the order in which they were told here, or arrived.
     id = models.BigAutoField(primary_key=True)
@@ -54,11 +54,11 @@ class Event(Completed):
     number = models.BigIntegerField(_("number"), null=True)
     #: The broker has confirmed it.
     sent_at = models.DateTimeField(_("published at"), null=True)
-    #: One queue was full, and others have it: from then on only services that recognize it by its id may get it.
+    #: One queue was full, and others have the event: from now on only services that recognize its id may get it.
     was_refused = models.BooleanField(default=False, db_default=False)
     #: When it came from another database; None: it was told here.
     received_at = models.DateTimeField(_("received at"), null=True)
-    #: Why nobody handles it, in words.
+    #: Why no handler handles it, in words.
     problem = models.TextField(_("problem"), null=True)
 
     class Meta:
@@ -67,7 +67,7 @@ class Event(Completed):
         verbose_name_plural = _("events")
         permissions: ClassVar = [("replay_event", _("Can replay events"))]
         constraints: ClassVar = [
-            # What was lost between two services is seen by the gap that it leaves.
+            # A gap in the numbers shows that an event was lost between two services.
             models.UniqueConstraint(
                 name="jobs_event_number", fields=["source", "name", "number"], condition=Q(number__isnull=False)
             ),
@@ -76,12 +76,12 @@ class Event(Completed):
             models.Index(name="jobs_event_unrelayed", fields=["id"], condition=UNRELAYED),
             models.Index(name="jobs_event_parked", fields=["source", "name", "number"], condition=PARKED),
             models.Index(name="jobs_event_unsent", fields=["id"], condition=UNSENT),
-            # Name by name, while a queue is full. Without the column that says nothing, SQLite takes the index of all
-            # numbers.
+            # To read name by name while a queue is full. Without the column ``sent_at``, which is always NULL here,
+            # SQLite takes the index of all numbers.
             models.Index(name="jobs_event_unsent_of", fields=["source", "name", "sent_at", "number"], condition=UNSENT),
             models.Index(name="jobs_event_name", fields=["name", "id"]),
             models.Index(name="jobs_event_problem", fields=["id"], condition=Q(problem__isnull=False)),
-            # For people who ask what a job told of.
+            # For people who ask which events a job told of.
             models.Index(name="jobs_event_job", fields=["job"], condition=Q(job__isnull=False)),
         ]
 
@@ -110,7 +110,7 @@ class Subscription(models.Model):
     since = models.DateTimeField(_("since"), default=Now)
     #: What it wanted before, and since when; the oldest first: ``[[pattern, version, since], ...]``.
     before = models.JSONField(default=list)
-    #: When the worker began whose code says so: the newest one that says anything.
+    #: When the worker began that wrote this. If workers disagree, the newest one counts.
     defined_at = models.DateTimeField(default=Now)
     #: When a worker with this code was there last.
     seen_at = models.DateTimeField(default=Now)
@@ -128,7 +128,7 @@ class Subscription(models.Model):
 
 
 class Relay(models.Model):
-    """The one row that a process locks while it hands events on, so that one at a time does."""
+    """The one row that a process locks while it hands events on, so that one process at a time does."""
 
     id = models.SmallIntegerField(primary_key=True)
     #: The worker that publishes to the broker, as long as it lives.
@@ -140,8 +140,8 @@ class Relay(models.Model):
         db_table = "jobs_event_relay"
 
 
-#: Jobs of the same key are let in one after the other, the smallest place first. A job waits behind others as long as
-#: it has a place.
+#: Jobs of the same key run one after the other, the smallest position first. A job waits behind others as long as it
+#: has a position.
 COLUMNS: dict[str, Any] = {
     "order_key": models.CharField(_("order key"), max_length=255, null=True),
     "order_position": models.BigIntegerField(null=True),

@@ -1,8 +1,8 @@
-"""Jobs that wait behind others: of those of one ``order_key`` one after the other runs, each when the one before ended.
+"""Jobs of one ``order_key`` run one after the other: each waits until the one before it has ended.
 
-A job that waits behind others has a position (``order_position``), the smallest first, and a time that never comes. To
-release it takes away both. It is released if no other job of its key is live, be that to run or to be tried again. The
-process that ends a job releases the next one. If it dies before it does, the next tick of any worker finds that one.
+A job that waits behind others has a position (``order_position``, the smallest is first) and a ``run_at`` that never
+comes. Its release removes both. A job is released if no other job of its key runs, is to run or is to be retried. The
+process that ends a job releases the next one. If that process dies first, the next tick of any worker releases it.
 """
 
 from collections.abc import Iterable
@@ -26,13 +26,13 @@ from jobs.store import of
 def release(using: str, keys: Iterable[str]) -> int:
     """Release the first job of each key that has no other live job; returns how many were released.
 
-    Race: two callers may see that there is none, and each releases another job: between their looks one that is tried
-    again came to the head of the line. So the second caller waits for the first one's commit, and looks after it.
+    Race: two callers may both see no live job, and each releases a different job, because a job that is retried came to
+    the head of the line between their looks. So the second caller waits for the first one's commit, and looks then.
     """
     done = 0
     wanted: set[Any] = set(keys)
     if len(wanted) > 1:
-        # Most of many have a live one.
+        # Of many keys, most have a live job.
         rows = Job.objects.using(using).filter(order_key__in=wanted, order_position=None, state__in=LIVE)
         wanted -= set(rows.order_by().values_list("order_key", flat=True))
     for key in sorted(wanted):
@@ -43,7 +43,7 @@ def release(using: str, keys: Iterable[str]) -> int:
 
 
 def release_next(job: Job) -> None:
-    """A run of the job is over. Without a database a tick does it later."""
+    """Release the next job after a run of this one. If the database is away, a tick does it later."""
     about = job.headers.get(EVENT_HEADER) or {}
     if about.get("order_key") is not None:
         using = str(job._state.db)
@@ -52,14 +52,14 @@ def release_next(job: Job) -> None:
 
 
 def again(jobs: QuerySet[Job], using: str) -> dict[str, Any]:
-    """The columns of an ended job that runs again: with an order key it waits until no other one of the key is live."""
+    """The columns to set on an ended job that runs again: with an order key it waits until no other job of it lives."""
     found = jobs.values_list("pk", "order_key").first()
     if found is None or found[1] is None:
         return {}
-    # Race: the process that hands an event of the key on releases it at once if there is no other one.
+    # Race: another process hands on an event of the key, and lets its job run at once if it sees no other live job.
     Relay.objects.using(using).select_for_update().filter(pk=1).first()
     transaction.on_commit(partial(release, using, [found[1]]), using=using, robust=True)
-    # Before all that wait, by the first 64 bits of its id: the time at which it was made.
+    # The position comes before all waiting jobs: the first 64 bits of the id, which hold the time when it was made.
     return {"state": State.SCHEDULED, "run_at": NEVER, "order_position": (found[0].int >> 64) - 2**63}
 
 
@@ -71,5 +71,5 @@ def look_for_stuck(using: str) -> None:
 
 
 def release_stuck(using: str) -> int:
-    """Release the jobs that were not released, because the process died that had ended the one before."""
+    """Release the jobs that a process did not release, because it died after it had ended the job before them."""
     return release(using, store.stuck(using))

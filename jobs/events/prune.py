@@ -1,4 +1,4 @@
-"""Forget events that are old and done with, and what handlers failed at beyond the number that they keep."""
+"""Delete events that are old and done with, and failed jobs of handlers beyond the number that they keep."""
 
 import datetime
 import time
@@ -14,7 +14,7 @@ from jobs.maintenance.prune import FULL_WALK, batch, delete
 from jobs.models import Action, Job, State
 from jobs.store import databases
 
-#: For each database: how far this process has come, by the ids, and when it began.
+#: For each database: the id up to which this process has come, and when it began.
 _walks: dict[str, tuple[int, float]] = {}
 
 
@@ -29,11 +29,11 @@ def prune(using: str, budget: float) -> None:
 def _forget(using: str) -> bool:
     """Delete the next events that are old and done with; False at the end of those that are old.
 
-    What has to stay is passed over, however many these are, until the next walk.
+    Events that have to stay, however many there are, are skipped until the next walk.
     """
     now, rows = time.monotonic(), Event.objects.using(using)
     place, began = _walks.get(using, (0, now))
-    # When it arrived counts: what others say of the time may be anything, and no copy would be recognized.
+    # The time of arrival counts: a sender may give any time, and then a second copy would not be recognized.
     rows = rows.annotate(arrived=Coalesce("received_at", "at"))
     age = conf().RETENTION_EVENTS or 0
     over = ExpressionWrapper(Q(arrived__lt=now_plus(-age)), BooleanField())
@@ -53,7 +53,7 @@ def _forget(using: str) -> bool:
 
 
 def _prune_failed(using: str, deadline: float = 0.0) -> None:
-    """Delete what handlers failed at beyond the number that they keep."""
+    """Delete failed jobs of handlers beyond the number that they keep."""
     keep = Subscription.objects.using(using).filter(keep_failed__isnull=False)
     for task, number in keep.values_list("handler", "keep_failed"):
         failed = Job.objects.using(using).filter(task=task, state=State.FAILED).order_by("-pk")

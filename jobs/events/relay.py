@@ -1,4 +1,4 @@
-"""Who handles which events; and a job for each handler, in one transaction with the note that it was made.
+"""The subscriptions of handlers, and handing events on: a job for each handler, committed with the note of that.
 
 One process at a time hands events on: the one that has locked the only row of ``Relay``. So jobs come in the order of
 the events, and no event is handed on twice.
@@ -36,7 +36,7 @@ from jobs.models.fields import uuid7
 from jobs.models.values import named
 from jobs.store import databases, of
 
-#: Seconds after which the handlers are forgotten that only a dead worker knows. Later events make no jobs for them.
+#: Seconds after which handlers that only dead workers know are forgotten. Later events make no jobs for them.
 GRACE = 3600.0
 
 #: Events of one transaction, at the most.
@@ -48,8 +48,8 @@ STILL = 5
 #: Seconds between two looks for events: on SQLite, where each write may be one, and while another process hands on.
 SOON = 0.05
 
-#: Seconds between two looks for handlers that are gone, and until a worker tells of its own handlers again. A
-#: subscription that no worker has written for so long is taken over by a worker that began earlier.
+#: Seconds between two looks for handlers that are gone, when a worker also writes its own handlers again; and after
+#: which a worker that began earlier may take over a subscription that no worker has written.
 RARELY, LEFT = 60.0, 180.0
 
 #: How many changes of a handler's pattern or version are remembered, beside the first.
@@ -62,12 +62,12 @@ _CHANGES = ("pattern", "version", "queue", "rank", "is_ordered", "keep_failed")
 def matches(pattern: str, name: str) -> bool:
     """Whether a pattern (``shop.order.*``, ``shop.#``) names the event, as RabbitMQ's topic exchanges do.
 
-    Anybody may have written either: it takes at most as many steps as the product of their words.
+    Any sender may have written either of them: the steps are at most the product of their numbers of words.
     """
     if pattern == name:
         return True
     words = name.split(".") if name else []
-    #: How many words the pattern may stand for, up to each of its own.
+    #: How many words of the name the words of the pattern that were read so far may stand for.
     counts = {0}
     for word in pattern.split("."):
         if word == "#":
@@ -80,7 +80,7 @@ def matches(pattern: str, name: str) -> bool:
 
 
 def has_had(row: Subscription, event: Event) -> bool:
-    """Whether the handler was there for the event, and wanted it, when it was handed on."""
+    """Whether the handler existed, and wanted the event, when the event was handed on."""
     for pattern, version, since in periods(row):
         if event.relayed_at is not None and since < event.relayed_at:
             return version in (None, event.version) and matches(pattern, event.name)
@@ -88,7 +88,7 @@ def has_had(row: Subscription, event: Event) -> bool:
 
 
 def periods(row: Subscription) -> list[tuple[str, int | None, datetime.datetime]]:
-    """What it wanted, and since when; the newest first."""
+    """What the handler wanted, and since when; the newest first."""
     before = [(pattern, version, datetime.datetime.fromisoformat(since)) for pattern, version, since in row.before]
     return [(row.pattern, row.version, row.since), *reversed(before)]
 
@@ -96,8 +96,8 @@ def periods(row: Subscription) -> list[tuple[str, int | None, datetime.datetime]
 def subscribe(app: Any, using: str) -> None:
     """Write what the handlers of this code subscribe to, and log what is new.
 
-    While workers of two versions are there, the code of the one that began last counts. An older one may register
-    after it: it was started again, or was taken for dead.
+    While workers with two versions of the code run, the one that began last counts. An older one may register after
+    it, because it was started again or was taken for dead.
     """
     rows = Subscription.objects.using(using)
     known = {row.handler: row for row in rows.filter(service=service())}
@@ -130,7 +130,7 @@ def subscribe(app: Any, using: str) -> None:
             if (row.pattern, row.version) == (each.pattern, each.version):
                 each.since, each.before = row.since, row.before
             else:
-                # What was told before this moment is neither missing here nor handled.
+                # For the new pattern, events from before this moment are neither missed nor handled.
                 before = [*row.before, [row.pattern, row.version, row.since.isoformat()]]
                 each.before = before[:1] + before[1:][-PERIODS:]
         mine.append(each)
@@ -148,7 +148,7 @@ def _said(row: Subscription) -> str:
 
 
 def forget_gone(using: str) -> None:
-    """Delete the subscriptions of handlers that no worker knows which is alive, or was within the last :data:`GRACE`.
+    """Delete subscriptions of handlers that no worker knows, of those alive now or within the last :data:`GRACE`.
 
     Race: a worker that starts writes its node before its subscriptions, so this reads the subscriptions first.
     """
@@ -165,12 +165,12 @@ def forget_gone(using: str) -> None:
 
 
 def lock(using: str, waits: bool = True) -> Any:
-    """The row that lets events be handed on, locked until the transaction ends. None: it would have had to wait."""
-    # If the process stands still, it would keep this row until it is found dead.
+    """Lock the row that allows to hand events on, until the transaction ends. None: another process has locked it."""
+    # Otherwise a process that hangs would keep this row until it is found dead.
     of(using).end_if_idle(STILL)
     rows = Relay.objects.using(using).filter(pk=1)
     found = (rows.select_for_update() if waits else databases.free(rows)).first()
-    # Race: another first one may have committed it since.
+    # Race: another process may have inserted the row since.
     if found is None and (waits or not rows.exists()):
         Relay.objects.using(using).bulk_create([Relay(pk=1)], ignore_conflicts=True)
         found = rows.select_for_update().get()
@@ -204,12 +204,12 @@ def make_jobs(
     again: str | None = None,
     without: Container[tuple[uuid.UUID | None, str]] = (),
 ) -> dict[int, int]:
-    """One job for each event and handler, in the transaction that has locked the relay; how many, by its ``pk``.
+    """Make a job for each event and handler, in the transaction that locked the relay; how many, by the event's ``pk``.
 
     Parameters:
         to: only for the handlers of this service.
-        again: the replay for which they are handled once more; None: they never were.
-        without: what a handler had already: the event's id and the handler.
+        again: the number of the replay that has them handled again; None: they are not handled again.
+        without: pairs of an event's id and a handler that has had the event.
     """
     known = list(Subscription.objects.using(using).filter(**{"service": to} if to else {}))
     found: dict[int, int] = {}
@@ -246,7 +246,7 @@ def make_jobs(
         job.order_position, job.state, job.run_at = relay.place, State.SCHEDULED, NEVER
     if behind:
         relay.save(update_fields=["place"])
-        # Race: the job before them may have ended since ``store.busy``, and found no other one behind it.
+        # Race: the job before them may have ended since ``store.busy``, and its process saw no job to release.
         transaction.on_commit(partial(order.release, using, busy), using=using, robust=True)
     for part in (plain, behind):
         outbox.record(part, using, app)
@@ -254,7 +254,7 @@ def make_jobs(
 
 
 def handled(using: str, events: Sequence[Event], to: str, mark: str | None) -> set[tuple[uuid.UUID | None, str]]:
-    """What the handlers had already: the ids of events, each with its handler."""
+    """Which handlers have had which events: pairs of an event's id and a handler."""
     jobs = Job.objects.using(using).filter(parent_id__in=[event.uuid for event in events])
     if mark is not None:
         jobs = jobs.filter(options__headers__event__again=mark)
@@ -276,7 +276,7 @@ def _job(event: Event, to: Subscription, again: str | None) -> Job:
 
 
 def hand_on_here(app: Any, using: str) -> bool:
-    """For ``run_jobs()``: hand on what was told of. All handlers have to be known for that."""
+    """For ``run_jobs()``: hand on what was told of. All handlers have to be imported for that."""
     if not Event.objects.using(using).filter(UNRELAYED).exists():
         return False
     import_tasks(app)
@@ -289,7 +289,7 @@ class RelayThread:
 
     def __init__(self) -> None:
         self._app = loaded_app()
-        #: For each database the node that its handlers were written for.
+        #: For each database: the node for which the handlers were written.
         self._registered: dict[str, uuid.UUID] = {}
         self._look_at = time.monotonic() + RARELY
 
@@ -315,23 +315,23 @@ class RelayThread:
     def _register(self, using: str) -> None:
         """Write the handlers for each node, and again once a minute.
 
-        Those of a node that was taken for dead may have been forgotten.
+        The handlers of a node that was taken for dead may have been deleted.
         """
         node = worker_state.node
         if self._registered.get(using) == node:
             return
         with transaction.atomic(using=using):
-            # Race: what is being handed on now is not for a new handler, so its ``since`` has to be after that.
+            # Race: a new handler does not get the events that are being handed on now: its ``since`` has to be later.
             lock(using)
             subscribe(self._app, using)
         if Node.objects.using(using).filter(pk=node).exists():
-            # Before the node is written, another worker may forget its handlers.
+            # Until the node is written, another worker may delete its handlers.
             self._registered[using] = node
 
     def _hand_on(self, using: str) -> None:
         while (count := hand_on(self._app, using)) != 0:
             if count is None:
-                # Perhaps it has looked already when this event was committed.
+                # The other process may have looked before this event was committed.
                 time.sleep(SOON)
             if (broker := publisher()) is not None:
                 broker.numbered.set()

@@ -1,4 +1,4 @@
-"""What an event says: a function's signature as a schema, in Python and as JSON Schema 2020-12."""
+"""The schema of an event's data, from a function's signature: in Python and as JSON Schema 2020-12."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Kind:
 
     name: str
     schema: dict[str, Any]
-    #: From a value, where it stands, and whether to go to JSON or back; raises TypeError or ValueError.
+    #: Takes a value, its path, and whether to convert it to JSON or back; raises TypeError or ValueError.
     convert: Callable[[Any, str, bool], Any]
     #: Of a field: it has no default.
     is_required: bool = True
@@ -104,10 +104,10 @@ class Schema:
             raise (TypeError if isinstance(exc, TypeError) else ValueError)(f"{self.what}: {exc}") from None
 
     def load(self, data: Mapping[str, Any], args: Sequence[Any] = ()) -> dict[str, Any]:
-        """A handler's arguments out of an event's data: what it has parameters for.
+        """A handler's arguments: the fields of an event's data that it has parameters for.
 
         Parameters:
-            args: values without a name, which Celery's tasks have; they go by the order of the parameters.
+            args: positional values, which Celery's tasks have, in the order of the parameters.
 
         Raises:
             Misfit: a field is missing, or does not fit its annotation.
@@ -134,7 +134,7 @@ class Schema:
 
 def _kind(hint: Any, where: str, within: tuple[Any, ...] = ()) -> Kind:
     """What an annotation stands for; ``within`` are the classes around it."""
-    # What NewType and the statement `type X = ...` stand for.
+    # Resolve NewType and the statement `type X = ...`.
     hint = getattr(hint, "__supertype__", getattr(hint, "__value__", hint))
     origin, args = get_origin(hint) or hint, get_args(hint)
     if origin in (typing.Annotated, typing.Required, typing.NotRequired):
@@ -236,12 +236,12 @@ KINDS: dict[Any, Kind] = {
     Decimal: _text(Decimal, "decimal", Decimal),
     UUID: _text(UUID, "uuid", UUID),
 }
-#: Of a union they are tried last, because they take what others take as well.
+#: In a union these are tried last, because they also accept values that other types accept.
 LAST = (KINDS[float], KINDS[str], KINDS[Any])
 
 
 def _choice(values: Sequence[Any], where: str, enum: Any = None) -> Kind:
-    """A Literal, or an Enum, for which its values do as well: a model's field of choices has those."""
+    """A Literal or an Enum. An Enum also accepts its plain values: a model field with choices holds those."""
     if odd := [one for one in values if not isinstance(one, str | int | None)]:
         raise TypeError(f"{where} may be {odd[0]!r}, which an event cannot carry: use str, int, bool or None")
     name = "one of " + ", ".join(map(repr, values))
@@ -257,7 +257,7 @@ def _choice(values: Sequence[Any], where: str, enum: Any = None) -> Kind:
 
 
 def _union(kinds: list[Kind]) -> Kind:
-    """The first one that fits; text that is a date is a date, also of ``str | date``."""
+    """The first type that fits. Text that is a date becomes a date, even with ``str | date``."""
     kinds.sort(key=lambda kind: LAST.index(kind) if kind in LAST else -1)
     name = " or ".join(kind.name for kind in kinds)
 
@@ -302,7 +302,7 @@ def _record(kind: Any, where: str, within: tuple[Any, ...]) -> Kind:
     is_dict = typing.is_typeddict(kind)
     hints = get_type_hints(kind, include_extras=True)
     if is_dict:
-        # A class's own list does not see the marks of annotations that are strings.
+        # The class's own list misses ``Required`` and ``NotRequired`` in annotations that are strings.
         optional = kind.__optional_keys__ - {name for name in hints if get_origin(hints[name]) is typing.Required}
         optional |= {name for name in hints if get_origin(hints[name]) is typing.NotRequired}
     else:
@@ -328,7 +328,7 @@ def _object(fields: Fields) -> dict[str, Any]:
         "type": "object",
         "properties": {name: kind.schema for name, kind in fields.items()},
         "required": [name for name, kind in fields.items() if kind.is_required],
-        # A newer producer may add some.
+        # A newer producer may add fields.
         "additionalProperties": True,
     }
 

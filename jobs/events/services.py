@@ -1,4 +1,4 @@
-"""The way to services with databases of their own: ``jobs.contrib.event_broker``, if there is one."""
+"""Access to services with databases of their own: ``jobs.contrib.event_broker``, if it is installed."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ class BrokerError(Exception):
 
 
 def service() -> str:
-    """The name of this service for others."""
+    """The name of this service, as other services know it."""
     app = celery_app()
     return conf().SERVICE or (app and app.main) or "jobs"
 

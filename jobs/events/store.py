@@ -1,4 +1,4 @@
-"""All SQL of events, and of jobs that wait behind others; and all that asks which database it is."""
+"""All SQL of events and of jobs that wait behind others, and all code that depends on the kind of database."""
 
 import json
 import uuid
@@ -35,7 +35,7 @@ LOOKS = {
 
 # Events
 
-#: The columns of an event that is told of, and their types: in a SELECT PostgreSQL does not know those of parameters.
+#: The columns of an event that is told of, and their types: in a SELECT, PostgreSQL cannot infer those of parameters.
 _TOLD = {
     "uuid": "uuid",
     "name": "text",
@@ -53,8 +53,8 @@ def insert(
 ) -> uuid.UUID:
     """Write an event into the caller's transaction; returns its id. ``ValueError``: it is too large.
 
-    Until this transaction ends no other one writes an event of its name and order key. So ids of one key are in the
-    order of their commits. (SQLite has one writer.)
+    Until this transaction ends, no other transaction writes an event of the same name and order key. So the ids of a
+    key are in the order of the commits. (SQLite has one writer.)
     """
     key, job, text = uuid7(), current_job(), json.dumps(data)
     check_size(text, f"the event {name} has", conf().MAX_ARGS_BYTES)
@@ -76,10 +76,10 @@ def insert(
 
 # Jobs that wait behind others
 
-#: The keys come sorted, so that two who lock several do not wait for each other.
+#: The keys are sorted, so that two transactions that lock several of them cannot deadlock.
 _LOCK = "SELECT pg_advisory_xact_lock(hashtextextended(key, 7216)) FROM unnest({keys}::text[]) AS key"
 
-#: The first that waits, if no other one of its key is live.
+#: Release the first job that waits, unless another job of the key is live and does not wait.
 RELEASE = f"""
 UPDATE jobs_job SET state = 'ready', run_at = {{now}}, order_position = NULL
 WHERE id = (SELECT id FROM jobs_job WHERE order_key = {{key}} AND {_WAITS} ORDER BY order_position LIMIT 1) AND {_WAITS}
@@ -87,7 +87,7 @@ WHERE id = (SELECT id FROM jobs_job WHERE order_key = {{key}} AND {_WAITS} ORDER
 RETURNING queue
 """
 
-#: The keys of which jobs wait, one step through the index for each, while no other job of theirs is live; 1000 of them.
+#: Up to 1000 keys whose live jobs all wait behind others: one step through the index for each key with such jobs.
 _STUCK = f"""
 WITH RECURSIVE line (name) AS (
     SELECT min(order_key) FROM jobs_job WHERE {_WAITS}
@@ -100,8 +100,8 @@ SELECT name FROM line WHERE name IS NOT NULL AND NOT EXISTS (
 ) LIMIT 1000
 """
 
-#: Those of some keys of which a job is there: one step through the index for each, however many stand in its line. As
-#: a join, or without the order, it might read all lines.
+#: Those of the given keys that have a live job: one step through the index for each key, however many jobs it has. As
+#: a join, or without the order, the query might read all jobs of the keys.
 _BUSY = """
 WITH line (name) AS (VALUES {keys}) SELECT name FROM line
 WHERE (SELECT 1 FROM jobs_job WHERE order_key = line.name AND {live} ORDER BY order_position LIMIT 1) IS NOT NULL
@@ -109,13 +109,13 @@ WHERE (SELECT 1 FROM jobs_job WHERE order_key = line.name AND {live} ORDER BY or
 
 
 def busy(using: str, keys: Collection[str]) -> set[str]:
-    """Those of the keys of which a job runs, is to run, or waits behind another one."""
+    """Those of the keys that have a live job: one that runs, is to run, or waits behind another job."""
     sql = _BUSY.format(keys=", ".join(["(%s)"] * len(keys)), live=_LIVE)
     return {key for (key,) in databases.ask(using, sql, *keys)}
 
 
 def stuck(using: str) -> list[str]:
-    """The keys of which a job waits behind others, and no other one is there."""
+    """The keys whose live jobs all wait behind others, so that no end of a job will release the next one."""
     return [key for (key,) in databases.ask(using, _STUCK)]
 
 
@@ -128,12 +128,12 @@ def lock(using: str, keys: Iterable[str]) -> None:
 
 
 def release_first(using: str, key: str) -> str | None:
-    """Release the first job of the key, if no other one is live; returns its queue."""
+    """Release the first waiting job of the key, if no other job of it is live; returns the job's queue."""
     if store.of(using).has_notify:
         return _release_postgresql(using, key)
     if not store.of(using).has_one_writer:
         return _release_mysql(using, key)
-    # Without the write lock at first: most lines are empty.
+    # First without the write lock: most keys have no waiting job.
     if not databases.ask(using, f"SELECT 1 FROM jobs_job WHERE order_key = %s AND {_WAITS} LIMIT 1", key):
         return None
     rows = databases.ask(using, RELEASE.format(key="%s", now=databases.NOW_SQLITE), key, key)
@@ -141,7 +141,7 @@ def release_first(using: str, key: str) -> str | None:
 
 
 def _release_postgresql(using: str, key: str) -> str | None:
-    """In one message to the server. The second statement sees what was committed until it had the lock."""
+    """In one message to the server. The second statement sees what was committed before it got the lock."""
     session, connection = session_of(using), connections[using]
     name = session.literal(key)
     begin = session.BEGIN if connection.in_atomic_block and not has_begun(connection) else ""

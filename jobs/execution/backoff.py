@@ -1,6 +1,6 @@
-"""Another attempt for tasks that say nothing of retries themselves: ``JOBS["RETRY"]``.
+"""Retries for tasks that declare none themselves: ``JOBS["RETRY"]``.
 
-The pause of those that do (``retry_backoff=``) is Celery's own, which calls ``Task.retry()``.
+For a task that declares them (``retry_backoff=``) Celery itself computes the pause, and calls ``Task.retry()``.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def pause(run: Run, exc: BaseException) -> float | None:
 def of_the_table(failures: int) -> float | None:
     """Seconds until the next attempt, after so many that failed before; None: the table is at its end."""
     table = conf().RETRY or ()
-    # Those that failed together do not come back together.
+    # Jobs that failed together do not come back together.
     return random.uniform(0.75, 1.25) * table[failures] if failures < len(table) else None
 
 
 def may_pass(exc: BaseException) -> bool:
-    """Whether another attempt may not meet it. An extension knows what networks, servers and databases raise."""
+    """Whether another attempt may succeed. An extension knows what networks, servers and databases raise."""
     return False

@@ -39,11 +39,11 @@ class Commit:
                 "durable=True, has none: leave atomic=False out, or make the body an async def; in a durable task make "
                 "it a step: self.step(name, function)"
             )
-        # A deadlock runs it again, and it may change what it was given.
+        # After a deadlock it is called again, and it may change its arguments.
         args, kwargs = deepcopy((self._args, self._kwargs))
         return self._function(*args, **kwargs)
 
     def alone(self) -> Any:
-        """Call it in a transaction of its own: of a plain call there is nothing to complete."""
+        """Call it in a transaction of its own: a plain call has no job to complete."""
         with transaction.atomic(using=job_alias()):
             return self.within(is_atomic=True)

@@ -1,4 +1,4 @@
-"""What is made of a run whose body did not simply return: after the rollback, against a database that may be away."""
+"""Ends a run whose body did not simply return: after the rollback, against a database that may be away."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def finish(run: Run, exc: BaseException, lost: bool = False) -> NoReturn:
     """After the rollback: write what the exception means, then tell Celery, by raising it or another one.
 
     Parameters:
-        lost: the database failed the run, and not the body.
+        lost: the run failed because of the database, and not because of the body.
     """
     if (shutdown := shutdown_behind(exc)) is not None:
-        # Whoever sees this process die gives the job back.
+        # The supervisor that sees this process die gives the job back.
         raise shutdown
     job, error = run.job, entry(run, exc)
     outcome = _lost(job, error) if lost else _meant(run, exc, error)
@@ -90,11 +90,11 @@ def _lost(job: Job, error: dict[str, Any]) -> Outcome:
 
 
 def _meant(run: Run, exc: BaseException, error: dict[str, Any]) -> Outcome:
-    """What the body wants, by what came out of it."""
+    """What the body asked for, by the exception that left it."""
     job, said, ignored = run.job, f"{error['type']}: {error['message']}", Ignore(error["message"])
     match exc:
         case LostLease():
-            # Or its completion looked for the wish that it should end, and found it.
+            # Or the completion found a note that the job should end.
             text, told = "cancelled: it was asked to end", Cancel("the job was asked to end")
             return Outcome("cancelled", text, partial(transitions.heed, job), told)
         case Retry() if run.planned:
@@ -102,7 +102,7 @@ def _meant(run: Run, exc: BaseException, error: dict[str, Any]) -> Outcome:
             text, more = f"will be retried: {cause['type']}: {cause['message']}", {"retries": run.planned[-1].retries}
             return Outcome("retried", text, partial(_retry, run, cause), exc, more=more, error=cause)
         case Busy(lock=str(key)):
-            # Its release wakes it. The pause, at no fixed time, is for a holder that died.
+            # The lock's release wakes the job. The pause, with jitter, is for a holder that died.
             seconds = random.uniform(0.5, 1) * LOCK_PAUSE
             text = f"waits for {seconds:.1f} s, or until it is free: {error['message']}"
             return Outcome("snoozed", text, partial(_wait_for_lock, job, key, seconds, error), ignored)
@@ -126,7 +126,7 @@ def _meant(run: Run, exc: BaseException, error: dict[str, Any]) -> Outcome:
         text, more = f"will be retried in {pause:.0f} s: {said}", {"retries": job.retries + 1}
         return Outcome("retried", text, write, Retry(exc=exc, when=round(pause)), more=more)
     if run.is_atomic and databases.is_full(exc):
-        # Somebody will make room: not the body's failure, also when its retries are used up.
+        # A person will make room: this is not the body's failure, even if its retries are used up.
         return _snoozed(job, error)
     # Also a Retry that was raised by hand, without retry(): Celery would not send it again either.
     final, more = for_celery(exc), {"is_raised": not isinstance(exc, Retry | Reject)}
@@ -135,7 +135,7 @@ def _meant(run: Run, exc: BaseException, error: dict[str, Any]) -> Outcome:
 
 def _snoozed(job: Job, error: dict[str, Any], seconds: float | None = None) -> Outcome:
     if seconds is None:
-        # Later and later, at no fixed time: nobody starves or hammers.
+        # Pauses grow, with jitter: no job starves, and no job hammers the database.
         seconds = random.uniform(0.5, 1) * min(10.0, 1 + job.snoozes / 2)
     write = partial(transitions.snooze, job, seconds, error, conf().MAX_SNOOZES)
     return Outcome("snoozed", f"snoozed for {seconds:.1f} s: {error['message']}", write, Ignore(error["message"]))
@@ -148,13 +148,13 @@ def _wait_for_lock(job: Job, key: str, seconds: float, error: dict[str, Any]) ->
 
 
 def _retry(run: Run, error: dict[str, Any]) -> bool:
-    """The last that ``retry()`` sent is this job again; each other one becomes a job of its own, together with it."""
+    """The last call that ``retry()`` sent is this job again; each other one becomes a job of its own, in one commit."""
     job, (*others, planned) = run.job, run.planned
     run_at = planned.run_at if planned.state == State.SCHEDULED else None
     kept = ("args", "kwargs", "options", "queue", "priority", "rank", "expires_at", "marker_key", "limit_key")
     changes = {name: getattr(planned, name) for name in kept}
     if job.unique_key is not None and planned.unique_key != job.unique_key:
-        # With other arguments it is another one's work.
+        # With other arguments it does other work.
         changes["unique_key"] = planned.unique_key
     if (said := job.options.get("task_id")) is not None:
         planned.options["task_id"] = said
@@ -175,7 +175,7 @@ def _retry(run: Run, error: dict[str, Any]) -> bool:
 def write(run: Run, transition: Callable[[], bool], error: dict[str, Any] | None = None) -> None:
     """Finish after the rollback, again and again while the database is away.
 
-    What the database will never take is no outage: the job ends ``failed``, with the text of the refusal.
+    If the database refuses the values for good, the job ends ``failed``, with the text of the refusal.
 
     Parameters:
         error: what the transition writes into the row; None: it writes none.
@@ -215,7 +215,7 @@ _FINISHED = columns.named(columns.Part.FINISH)
 def _was_finished(run: Run, error: dict[str, Any]) -> bool:
     """Whether the row has this very error; then the job says the same as the row.
 
-    Whoever rescues a job leaves the lease and the token as they are, and an error of its own.
+    A rescue leaves the lease and the token as they are, and writes an error of its own.
     """
     job = run.job
     own = Job.objects.using(run.using).filter(pk=job.pk, lease=job.lease, token=job.token).exclude(state=State.RUNNING)
@@ -250,9 +250,9 @@ def is_passing(exc: Error) -> bool:
 
 
 def shutdown_behind(exc: BaseException) -> BaseException | None:
-    """What ends this process from outside: a signal to a pool child, or to a worker without one.
+    """The exception that ends this process from outside: a signal to a pool child, or to a worker without one.
 
-    The driver may complain in front of it about what was interrupted.
+    The driver may have raised an error of its own about what was interrupted: then it is behind that error.
     """
     is_told = was_told_to_end()
     is_main = threading.current_thread() is threading.main_thread()
@@ -268,13 +268,13 @@ def shutdown_behind(exc: BaseException) -> BaseException | None:
 
 
 def let_end(exc: Exception) -> None:
-    """Raise the shutdown behind an error, if there is one: who sees an ordinary error takes the process for alive."""
+    """Raise the shutdown behind an error, if there is one: for an ordinary error the caller would go on."""
     if (shutdown := shutdown_behind(exc)) is not None:
         raise shutdown from None
 
 
 def chain(exc: BaseException) -> Iterator[BaseException]:
-    """The exception, and those in front of which it was raised; a body may have tied them into a ring."""
+    """The exception, and those that were being handled when it was raised; a body may have tied them into a ring."""
     seen: set[int] = set()
     each: BaseException | None = exc
     while each is not None and id(each) not in seen:
@@ -294,7 +294,7 @@ def storable(run: Run, result: Any) -> Any:
         return jsonable(result, "the result")
     except (TypeError, ValueError) as exc:
         if run.request.chord:
-            # The body of the chord needs the result, and not what it looks like.
+            # The body of the chord needs the result itself, and not its repr.
             raise
         if run.job.marker_key is not None:
             # A job that replays it could not tell a repr from a result.

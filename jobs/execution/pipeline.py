@@ -3,8 +3,8 @@
 The job was claimed before (``jobs.worker.runner``). A ``Run`` is handed from step to step. A step that ends the run
 raises, or returns, what Celery is told (``jobs.execution.tracer``).
 
-The steps are generators. Those of a plain body never yield. A body that is a coroutine (``Task.is_async``) is awaited
-by whoever runs them, where they yield: no thread waits for it, and no transaction is open.
+The steps are generators. Those of a plain body never yield. Where the steps of an async body (``Task.is_async``) yield,
+the caller awaits its coroutine: no thread waits for it, and no transaction is open.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ logger = logging.getLogger("jobs")
 #: The longest pauses, in seconds, before a body that met a conflict is run again under the same claim.
 RERUNS = (0.02, 0.1, 0.5, 2.0)
 
-#: The steps of a run. It yields None where its coroutine is to be awaited, and then how many seconds to wait.
+#: The steps of a run. They yield None where its coroutine is to be awaited, and then the seconds to wait.
 Steps = Generator[float | None, None, Any]
 
 
@@ -61,13 +61,13 @@ def run(run: Run) -> None:
 
 
 def steps(run: Run) -> Steps:
-    """The same in steps. Whoever awaits the coroutine says in ``run.body`` and ``run.is_atomic`` what came of it."""
+    """The same in steps. The caller awaits the coroutine, and sets ``run.body`` and ``run.is_atomic`` accordingly."""
     request = run.request
     try:
         if sentry.MODULE in sys.modules and not run.task.is_async:
             call = sentry.around("_wrap_task_call", run.task, lambda: _whole(_call(run)))
             traced = sentry.around("_wrap_tracer", run.task, lambda *given: _whole(tracer.trace(run, _in_one(call))))
-            # Not the request's arguments: what is hidden stays so.
+            # The row's arguments and not the request's: what is hidden stays hidden.
             traced(request.id, decoded(run.job.args), decoded(run.job.kwargs), request)
         else:
             yield from tracer.trace(run, _call(run))
@@ -82,7 +82,7 @@ def steps(run: Run) -> Steps:
 
 
 def _whole(steps: Steps) -> Any:
-    """What steps return that never yield."""
+    """The return value of steps that never yield."""
     try:
         next(steps)
     except StopIteration as end:
@@ -96,7 +96,7 @@ def _in_one(call: Callable[[], Any]) -> Steps:
 
 
 def _call(run: Run) -> Steps:
-    """From the begin to the end; what it returns or raises is what Celery is told."""
+    """The run from its beginning to its end; what it returns or raises is what Celery is told."""
     job, request = run.job, run.request
     try:
         try:
@@ -109,7 +109,7 @@ def _call(run: Run) -> Steps:
                 finish.finish(run, NotHere("it is of a later release"))
             log(logging.DEBUG, job, "started", "started")
             signals.started.tell(job, run.using)
-            # Whoever asks in the body is told of this run.
+            # Code in the body that asks for the current run gets this one.
             before = current.set(run)
             try:
                 return (yield from _holding_lock(run) if "lock" in run.task.key_templates else _perform(run))
@@ -119,7 +119,7 @@ def _call(run: Run) -> Steps:
         finish.let_end(exc)
         raise
     finally:
-        # What follows the job is written with its end: Celery must not send it once more.
+        # What follows the job is written with its end: Celery must not send it again.
         request.callbacks = request.errbacks = request.chain = request.chord = None
         if run.released:
             wake_left(run)
@@ -143,9 +143,9 @@ def receive(task: Any, context: Any, args: Any, kwargs: Any) -> Any:
                 logger.warning("%s[%s] %s: %s", task.name, context.id, text, exc, extra=extra)
                 break
             if not isinstance(exc, Error) or isinstance(exc, DataError | IntegrityError):
-                # Without a row there is neither marker nor lock, and it would do what they are to prevent.
+                # Without a row it would run without the marker and the lock, and do what they should prevent.
                 raise
-            # Also a server that takes no writes, and a table that is not migrated: it may be there the next time.
+            # Also a server that takes no writes, or a table that is not migrated yet: the next attempt may succeed.
             error = exc
             databases.drop(databases.job_alias())
         else:
@@ -168,7 +168,7 @@ def _holding_lock(run: Run) -> Steps:
         return (yield from _perform(run))
 
 
-# What came of an attempt. All but the first are rolled back.
+# How an attempt can end. All but the first are rolled back.
 
 
 @dataclass(slots=True)
@@ -189,33 +189,33 @@ class Conflict(_RolledBack):
 
 
 class Lost(_RolledBack):
-    """The database failed the run, and not the body."""
+    """The run failed because of the database, and not because of the body."""
 
 
 class Raised(_RolledBack):
-    """What the body wants, or that the run lost its job."""
+    """What the body asked for, or that the run lost its job."""
 
 
 def _perform(run: Run) -> Steps:
-    """Run the body, finish, and tell Celery; and run it again if its transaction met another one's.
+    """Run the body, finish, and tell Celery; run the body again if its transaction conflicted with another one.
 
-    A conflict is neither the body's failure nor a retry of the task: the run goes on under the same claim as long as it
+    A conflict is no failure of the body and no retry of the task: the run goes on under the same claim as long as it
     owns the job.
     """
     pauses = iter(RERUNS)
     if run.task.is_async:
         if run.job.marker_key is not None and markers.is_left(run.job):
-            # The attempt finds out whose it is.
+            # The attempt finds out which job left the marker.
             run.is_atomic = True
         else:
             try:
                 run.request.update(request.given(run.job))
             except Exception as unreadable:
-                # A key that is not here, say.
+                # The key that decrypts the arguments is missing here, say.
                 return finish.finish(run, unreadable)
             yield None
             if run.job.state == State.SUCCEEDED:
-                # Whoever awaited it has committed it, with others.
+                # The caller that awaited it has committed it, together with other runs.
                 return tell(run, None, None)
     while True:
         match _raised(run) if run.body is not None and not run.is_atomic else _attempt(run):
@@ -223,7 +223,7 @@ def _perform(run: Run) -> Steps:
                 return tell(run, source, struck)
             case Conflict(exc) if (pause := next(pauses, None)) is not None:
                 log(logging.INFO, run.job, f"runs again: {exc}", "conflict")
-                # What the body held goes before it begins again.
+                # Release what the body held before it begins again.
                 del exc
                 pause = random.uniform(0, pause)
                 if run.task.is_async:
@@ -232,7 +232,7 @@ def _perform(run: Run) -> Steps:
                     time.sleep(pause)
                 run.planned.clear()
                 finish.write(run, lambda: transitions.owns(run.job))
-            # Celery's autoretry may have made a retry of a conflict: then it comes again in its time.
+            # Celery's autoretry may have made a retry of a conflict: then the job runs again when that is due.
             case Raised(exc) | Conflict(Retry() as exc):
                 return finish.finish(run, exc)
             case Conflict(exc) | Lost(exc):
@@ -240,7 +240,7 @@ def _perform(run: Run) -> Steps:
 
 
 def _raised(run: Run) -> Conflict | Lost | Raised:
-    """A coroutine has raised: there is nothing to commit. Celery's autoretry may make something else of it."""
+    """A coroutine has raised: there is nothing to commit. Celery's autoretry may make a retry of the exception."""
     assert run.body is not None
     try:
         run.request.update(request.given(run.job))
@@ -258,9 +258,9 @@ def _attempt(run: Run) -> Committed | Conflict | Lost | Raised:
     run.result = run.replacement = source = None
     reached, is_lost = "begin", False
     try:
-        # A handler, or an attempt that was rolled back, may have changed what the call gave. A retry is made of it.
+        # A handler, or an attempt that was rolled back, may have changed the request, from which a retry is made.
         run.request.update(request.given(job))
-        # And a body may change what it was given.
+        # Made anew for each attempt: a body may change its arguments.
         args, kwargs = decoded(job.args), decoded(job.kwargs)
         at = store.of(using)
         # Where there is one writer the worker's processes take turns.
@@ -290,13 +290,13 @@ def _attempt(run: Run) -> Committed | Conflict | Lost | Raised:
                         write()
                     reach("before_commit")
                     reached = "commit"
-                    # What follows the commit (hooks, calls, events, links) must not outlive it.
+                    # What follows the commit (hooks, calls, events, links) must not survive a crash that loses it.
                     is_synced = task.is_synced or bool(written or at.connection.run_on_commit)
                     if not transitions.succeed(job, stored, time.monotonic() - run.began, source, is_synced):
                         raise LostLease("this run lost its lease; its transaction is rolled back")
                     reach("after_completion")
             except BaseException as exc:
-                # Before the end of the block, which opens a new connection in place of a broken one.
+                # Asked before the end of the block, which opens a new connection in place of a broken one.
                 is_lost = _is_lost(run, exc)
                 _roll_back(run, exc)
                 raise
@@ -321,7 +321,7 @@ def call_body(run: Run, args: Any, kwargs: Any) -> None:
     except Replaced as exc:
         run.replacement = exc.signature
     except NotHere as exc:
-        # The body has read another job. It has begun, so this one is not left to others.
+        # The body has read another job. It has begun, so its own job is not left to another worker.
         raise RuntimeError(str(exc)) from exc
     finally:
         run.slot.enter(NAMED)
@@ -341,7 +341,7 @@ def _is_closed(run: Run) -> bool:
 def _roll_back(run: Run, exc: BaseException) -> None:
     is_closed = _is_closed(run)
     databases.roll_back(run.using)
-    # Django leaves alone what a driver raises when a cursor is closed.
+    # Django does not translate what a driver raises when a cursor is closed.
     own_error: Any = connections[run.using].Database.Error  # type: ignore[attr-defined]
     if is_closed and isinstance(exc, Error | own_error):
         # Not the database's fault, so the body is not run again by itself.
@@ -356,7 +356,7 @@ def _came_of(
 ) -> Committed | Conflict | Lost | Raised:
     """What came of an attempt that raised; how far it had ``reached`` decides."""
     is_sent = reached == "commit"
-    # No other name: with its frame it would hold itself, and what the body held, until Python collects garbage.
+    # A second name would make a cycle of exception and frame, which holds what the body held until Python collects it.
     exc = finish.shutdown_behind(exc) or (_what_struck(exc) if is_sent else exc)
     if is_sent and finish.is_committed(run):
         return Committed(source, exc)
@@ -402,9 +402,9 @@ def leave_marker(run: Run, wait: float | None = None) -> Job | None:
 
 
 def check_returned(result: Any) -> None:
-    """A body that returns what has yet to be awaited, or iterated over, has not run."""
+    """Raise if the body returned something that has yet to be awaited, or iterated over: then it has not run."""
     if inspect.iscoroutine(result):
-        # Else Python warns that nobody awaited it.
+        # Else Python warns that it was never awaited.
         result.close()
     is_generator = inspect.isgenerator(result) or inspect.isasyncgen(result)
     if inspect.isawaitable(result) or is_generator or isinstance(result, Commit):
@@ -415,7 +415,7 @@ def check_returned(result: Any) -> None:
 
 
 def look_after(run: Run) -> None:
-    """See that the connection that a body leaves behind can carry its completion; if not, its work is lost."""
+    """Raise if the connection that a body leaves behind cannot carry its completion: the body's work is lost."""
     if run.is_atomic:
         if databases.is_interrupted(run.using):
             raise ProgrammingError(

@@ -1,9 +1,9 @@
 """What Celery's tracer does around a task, step by step for a run: request stack, signals, handlers, log, results.
 
-It stands in for ``celery.app.trace.build_tracer``, which calls the task, and decides what came of it. Of a job the row
-decides that, so here Celery is only told. Two of its steps are left out. What follows the task is written with the end
-of the job, and is not sent. And ``worker_deduplicate_successful_tasks`` has nothing to do, because a job that has
-succeeded is not claimed again.
+It stands in for ``celery.app.trace.build_tracer``, which calls the task, and decides its outcome. The outcome of a job
+is decided by its row, so here Celery is only told. Two of its steps are left out. What follows the task is written with
+the end of the job, and is not sent. And ``worker_deduplicate_successful_tasks`` has nothing to do, because a job that
+has succeeded is not claimed again.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ def enter(run: Run) -> None:
 def leave(run: Run) -> None:
     pop_current_task()
     run.task.request_stack.pop()
-    # Else they keep each other, and all that the job was given and returned, until the next garbage collection.
+    # Else run and request keep each other, and the job's arguments and result, until the next garbage collection.
     run.request.jobs_run = None
 
 
 def end(run: Run) -> None:
     """Celery is told what came of it, and leaves the task."""
     task, request = run.task, run.request
-    # Without a state the process was told to end, or nobody could be told what came of it.
+    # If there is no state, the process was told to end, or telling Celery failed.
     value = run.told if run.told is not None else run.result
     try:
         about = {"args": request.args, "kwargs": request.kwargs, "retval": value, "state": run.state}
@@ -81,7 +81,7 @@ def end(run: Run) -> None:
 
 
 def begin(run: Run) -> None:
-    """The body comes next. What a handler raises stands for what the body would have raised."""
+    """The body comes next. What a handler raises is treated as if the body had raised it."""
     task, request = run.task, run.request
     key, args, kwargs = request.id, request.args, request.kwargs
     signals.task_prerun.send(sender=task, task_id=key, task=task, args=args, kwargs=kwargs)
@@ -93,7 +93,7 @@ def begin(run: Run) -> None:
             meta = {"pid": os.getpid(), "hostname": request.hostname}
             task.backend.store_result(key, meta, states.STARTED, request=request)
     except Exception as exc:
-        # Nobody's fault: the result backend is away, say.
+        # Not the task's fault: the result backend is away, say.
         pause = min(10.0, 1 + run.job.snoozes / 2)
         raise Snooze(pause, f"Celery did not begin the task: {exc!r}") from exc
     task.before_start(key, args, kwargs)

@@ -1,1 +1,1 @@
-"""What is done once, or by one at a time: keys, markers, locks and guards."""
+"""Work that is done only once, or by one process at a time: keys, markers, locks and guards."""

@@ -1,8 +1,8 @@
-"""guard(): the freshest state of a row, and nobody else changes it until the transaction ends.
+"""guard(): the current state of a row, which no other transaction can change until this one ends.
 
-It keeps nobody from reading, and is no lock across transactions (``jobs.idempotency.locks``). Under a guard on a row
-that others wait for, such as the user of a login, send no mail and call no provider; guard a row of your own, and set a
-timeout.
+Others can still read the row, and it is no lock across transactions (``jobs.idempotency.locks``). Under a guard on a
+row that other requests wait for, such as the user at a login, send no mail and call no provider; guard a row of your
+own, and set a timeout.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,11 +37,11 @@ def guard(
         with guard(User, pk=user_id) as user:               # one row
         with guard(Order.objects.filter(batch=7)) as orders:  # a list, locked in the order of their keys
 
-    On SQLite, which has no row locks, it takes the database's write lock, so that the promise holds there as well.
+    On SQLite, which has no row locks, it takes the database's write lock, so the guarantee holds there as well.
 
     Parameters:
         rows: a model (or a manager) with a ``lookup`` for one row, or a queryset for a list of rows.
-        nowait: raise ``Busy`` instead of waiting for somebody else's lock.
+        nowait: raise ``Busy`` instead of waiting for another transaction's lock.
         skip_locked: leave locked rows out; a single row that is locked (or not there) is ``None``.
         of, no_key: as of Django's ``select_for_update``.
         using: the database alias of a model; by default where its writes go.
@@ -58,7 +58,7 @@ def guard(
     if is_list := isinstance(rows, QuerySet):
         if lookup or using:
             raise TypeError("guard(queryset) takes no lookup and no using=: filter the queryset")
-        # Whoever locks several takes them in the same order as everybody else.
+        # All transactions that lock several rows lock them in the same order.
         found = rows.order_by("pk")
     else:
         manager = getattr(rows, "_default_manager", rows)
@@ -67,7 +67,7 @@ def guard(
         found = manager.using(using).filter(**lookup).order_by()
     found = found.select_for_update(nowait=nowait, skip_locked=skip_locked, of=tuple(of), no_key=no_key)
     model, connection = found.model, connections[found.db]
-    # A plain call in a TestCase may do with the transaction of the test.
+    # For a plain call in a TestCase the transaction of the test is enough.
     if not (databases.in_transaction(found.db) if current_run() else connection.in_atomic_block):
         raise TransactionManagementError(
             "guard() holds until the transaction ends, and there is none: write `with transaction.atomic(), "
@@ -79,7 +79,7 @@ def guard(
     except OperationalError as exc:
         if not databases.is_busy(exc):
             raise
-        # The transaction is aborted, whoever catches this.
+        # The transaction is aborted, even if the caller catches this.
         connection.needs_rollback = True
         raise Busy(f"somebody else has locked {model._meta.label} {lookup or ''}".rstrip()) from exc
     if not is_list and len(locked) > 1:

@@ -10,13 +10,13 @@ from jobs.models.values import MAX_KEY, Repr, canonical, decoded
 
 
 class KeyTemplate:
-    """How a task makes a key out of one call.
+    """How a task makes a key from a call.
 
     Parameters:
         option: the task's option, for errors: ``"idempotency_key"``.
         template: text with the names of arguments in braces, ``"welcome:{user_id}"`` (attributes and items may follow a
             name), or a callable that takes the same arguments.
-        signature: of the task's own function.
+        signature: the signature of the task's own function.
     """
 
     def __init__(self, option: str, template: str | Callable[..., Any], signature: inspect.Signature) -> None:
@@ -45,13 +45,13 @@ class KeyTemplate:
     def of(self, args: Any, kwargs: Any) -> str:
         """The key of one call. Raises as :func:`checked`, and ``TypeError`` if the arguments do not fit the task.
 
-        Of an argument that is not what the caller gave, because it may not be read here, there is none: ``ValueError``.
+        ``ValueError``: the key needs an argument that cannot be read here, so it is not what the caller gave.
         """
         args, kwargs = decoded(args), decoded(kwargs)
         if callable(self.template):
             self._check_read([*args, *kwargs.values()])
             return checked(self.template(*args, **kwargs), self.option)
-        # By their names, with defaults: f(1) and f(user_id=1) are the same call.
+        # Bound by name, with defaults: f(1) and f(user_id=1) are the same call.
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
         self._check_read([bound.arguments[name] for name in self.names])
@@ -63,17 +63,17 @@ class KeyTemplate:
 
 
 def template_of(task: type[Any], option: str) -> KeyTemplate | None:
-    """What the option of a task says; None if it says nothing. Raises as :class:`KeyTemplate`."""
-    # Celery has made an attribute of it: a callable would be a method, which takes the task first.
+    """The template in a task's option; None if the option is not set. Raises as :class:`KeyTemplate`."""
+    # Celery has made it an attribute of the task: a callable would become a method, with the task as first argument.
     given = inspect.getattr_static(task, option, None)
     given = getattr(given, "__func__", given)
     return None if given is None else KeyTemplate(option, given, task.body_signature)
 
 
 def fingerprint(task: str, signature: inspect.Signature, args: Any, kwargs: Any) -> str:
-    """What tells two calls apart: SHA-256, in hex, of the task and of its bound arguments as canonical JSON.
+    """A hash that differs if two calls do: SHA-256, in hex, of the task and its bound arguments as canonical JSON.
 
-    Arguments that are what they are by default are left out, so that a new one breaks no marker.
+    Arguments with their default value are left out, so that a new argument breaks no marker.
     """
     bound = signature.bind(*decoded(args), **decoded(kwargs)).arguments
     given = {name: value for name, value in bound.items() if value != signature.parameters[name].default}
@@ -81,9 +81,9 @@ def fingerprint(task: str, signature: inspect.Signature, args: Any, kwargs: Any)
 
 
 def joined(parts: tuple[Any, ...], what: str) -> str:
-    """One key out of parts, ``("welcome", 5)`` -> ``"welcome:5"``; no two lists of several parts make the same one.
+    """One key from parts, ``("welcome", 5)`` -> ``"welcome:5"``; two different lists of parts never make the same key.
 
-    Raises as :func:`checked`, and ``TypeError`` without a part, or with one that is neither text nor a whole number.
+    Raises as :func:`checked`, and ``TypeError`` if there is no part, or a part is not text or a whole number.
     """
     if not parts:
         raise TypeError(f"{what} needs a key")
@@ -96,7 +96,7 @@ def joined(parts: tuple[Any, ...], what: str) -> str:
 
 
 def checked(key: Any, what: str) -> str:
-    """The key, if every store can keep it; ``TypeError`` if it is no text, ``ValueError`` if empty or too long."""
+    """The key, if every store can keep it. ``TypeError``: it is not text; ``ValueError``: it is empty or too long."""
     if not isinstance(key, str):
         raise TypeError(f"{what}: the key must be text, and not {type(key).__name__}")
     if not key or "\0" in key:

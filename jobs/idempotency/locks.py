@@ -1,16 +1,16 @@
-"""``lock()``: one at a time, across processes and machines. It saves work; the database gives correctness.
+"""``lock()``: one holder at a time, across processes and machines. It saves work; the database gives correctness.
 
-Two may work at the same time all the same (Kleppmann, "How to do distributed locking"): when a holder is paused for
-longer than the TTL, when a Redis fails over, is flushed or evicts, when the store is away. So what must not happen
-twice needs a guard in the database: a row lock, a marker, a constraint, or the fencing token that the lock yields::
+Two holders may still work at the same time (Kleppmann, "How to do distributed locking"): when one is paused for longer
+than the TTL, when Redis fails over, is flushed or evicts, when the store is away. So work that must not happen twice
+needs a guard in the database: a row lock, a marker, a constraint, or the fencing token that the lock yields::
 
     with lock("import:7", ttl=30) as token:
         rows = fetch()
         Import.objects.filter(pk=7, fence__lt=token).update(rows=rows, fence=token)  # 0 rows: a later holder wrote
 
-The database holds a job's lock exactly as long as that run lasts, and others' for their TTL, renewed as long as the
-block runs. The owner is the job and its lease: the next run of a job takes the lock over from the one that died, and
-never the other way round. A task's own ``lock=`` is taken in ``jobs.execution.pipeline``.
+The database holds a job's lock exactly as long as the run lasts, and other locks for their TTL, renewed while the block
+runs. The owner is the job and its lease: the next run of a job takes the lock over from the run that died, and never
+the other way round. A task's own ``lock=`` is taken in ``jobs.execution.pipeline``.
 """
 
 from __future__ import annotations
@@ -42,35 +42,35 @@ from jobs.store.databases import SideDatabase, home, side
 
 
 class StoreAway(Exception):
-    """A store beside the database does not answer, or not with anything that could be relied on."""
+    """A store other than the database does not answer, or its answer cannot be relied on."""
 
 
-#: What a store raises that is away.
+#: What a store raises when it is away.
 AWAY = (StoreAway, Error, ImproperlyConfigured)
 
-#: Seconds for which the database remembers the last fencing token of a lock that nobody holds.
+#: Seconds for which the database remembers the last fencing token of a lock that is not held.
 REMEMBERED = 86400.0
 
-#: The locks of the blocks around this one.
+#: The locks that the blocks around this code hold.
 _around: ContextVar[tuple[str, ...]] = ContextVar("jobs.idempotency.locks", default=())
 
 
 def lock(*key: str | int, ttl: float = 30.0, wait: float = 0.0) -> AbstractContextManager[int]:
     """Hold the lock for a block; a context manager that yields a fencing token.
 
-    It is released at the end of the block. In an atomic task's body that is before the commit, and the next holder does
-    not see yet what this one wrote; ``lock=`` of the task is released after it. The token is a whole number that is
-    larger with every holder, also after Redis lost its data, if the clocks of Redis and of the database agree.
+    It is released at the end of the block. In an atomic task's body that is before the commit, so the next holder does
+    not see yet what this one wrote; a task's ``lock=`` is released after the commit. The token is a whole number that
+    grows with every holder, also after Redis lost its data, if the clocks of Redis and of the database agree.
 
     Parameters:
-        key: one or several parts, ``lock("import", 7)``. A task's ``lock=`` of the same text is the same lock.
+        key: one or several parts, ``lock("import", 7)``. A task's ``lock=`` with the same text is the same lock.
         ttl: seconds for which the lock outlives a holder that died or hangs; renewed while the block runs.
         wait: seconds to wait for another holder. In a task's body leave it at 0: the job comes back by itself.
 
     Raises:
-        jobs.Busy: somebody else has it. In a task's body let it pass: the job snoozes, and uses no attempt.
+        jobs.Busy: another holder has it. In a task's body do not catch it: the job snoozes, and uses no attempt.
         TypeError, ValueError: a key that cannot be kept, a ``ttl`` below ``JOBS["HEARTBEAT"]``.
-        RuntimeError: the block is inside another one of the same key, and would wait for itself.
+        RuntimeError: the block is inside another block with the same key, and would wait for itself.
     """
     name = joined(key, "lock()")
     check_ttl(ttl, "lock(): ttl")
@@ -98,10 +98,10 @@ def _hold(key: str, ttl: float, wait: float) -> Iterator[int]:
     with closing(store_of(key, ttl, current_job())) as store:
         token = _acquire(store, wait)
         if (run := current_run()) is not None and run.task.is_async:
-            # There may be a thousand bodies beside it, none of which keeps a connection.
+            # A thousand async bodies may run in this process: they must not keep a connection each.
             store.close()
         is_over = threading.Event()
-        # A thread of the process that holds the lock: nothing of it has to survive a fork.
+        # A thread of the process that holds the lock: it need not survive a fork.
         renewal = threading.Thread(target=_renew, args=(store, is_over), name="jobs-lock", daemon=True)
         before = _around.set((*_around.get(), key))
         try:
@@ -110,11 +110,11 @@ def _hold(key: str, ttl: float, wait: float) -> Iterator[int]:
             yield token
         finally:
             _around.reset(before)
-            # A child that was forked inside the block leaves it as well, and the lock is its parent's.
+            # A child that was forked inside the block leaves it as well, but the lock belongs to its parent.
             if os.getpid() == owner:
                 is_over.set()
                 if renewal.ident is not None:
-                    # Race: a renewal on its way would take the lock again.
+                    # Race: a renewal that is under way would take the lock again.
                     renewal.join()
                 try:
                     is_released = store.keep(0)
@@ -122,7 +122,7 @@ def _hold(key: str, ttl: float, wait: float) -> Iterator[int]:
                     is_released = False
                     _warn("lock_kept", store, f"could not be released; it ends by itself: {exc}")
                 if is_released:
-                    # In async code there is no connection to ask: a pause finds it.
+                    # Async code has no connection to use here: a waiting job then tries again after its pause.
                     with suppress(Error, SynchronousOnlyOperation):
                         _wake_later(key)
 
@@ -138,7 +138,7 @@ def _acquire(store: Store, wait: float) -> int:
         except Busy:
             if time.monotonic() >= deadline:
                 raise
-        # At no fixed time, or the same one might come too late again and again.
+        # A random pause: with a fixed one, the same waiter might come too late again and again.
         time.sleep(min(random.uniform(0.5, 1) * pause, max(0.0, deadline - time.monotonic())))
         pause = min(1.0, pause * 2)
 
@@ -157,25 +157,25 @@ def _warn(action: str, store: Store, text: str) -> None:
     logger.warning("the lock %r %s", store.key, text, extra={"action": action})
 
 
-# Where they are kept
+# Where locks are kept
 
 
 class Held(NamedTuple):
-    """Which job has a lock (None: somebody who is no job), and for how many seconds (None: until its run ends)."""
+    """Which job has a lock (None: a block outside of jobs), and for how many seconds (None: until its run ends)."""
 
     job: uuid.UUID | None
     left: float | None
 
 
 class Store:
-    """Where one block keeps its lock: in a row, seen by everybody at once, and part of nobody's transaction.
+    """Where one block keeps its lock: in a row that is outside of any transaction, so every process sees it at once.
 
-    It is written over a connection of its own, which lasts as long as the lock: one that stayed open would keep test
-    databases from being dropped. Everything may raise one of :data:`AWAY`.
+    It is written over a separate connection, which is closed with the lock: one that stays open would keep test
+    databases from being dropped. Every method may raise one of :data:`AWAY`.
 
     Parameters:
-        ttl: seconds for which it is held; the block renews it if it ``expires``.
-        job: the one that runs the block. Its next run takes the lock over.
+        ttl: seconds for which the lock is held; the block renews it if it ``expires``.
+        job: the job that runs the block. Its next run takes the lock over.
     """
 
     name = "the database"
@@ -188,7 +188,7 @@ class Store:
         self._side = SideDatabase()
 
     def acquire(self) -> int:
-        """Take it: returns the fencing token, or raises ``Busy``."""
+        """Take the lock: returns the fencing token, or raises ``Busy``."""
         held, row = self._read()
         if held is not None:
             raise self.held_by(held.job)
@@ -199,11 +199,11 @@ class Store:
         return fence
 
     def keep(self, seconds: float) -> bool:
-        """Hold it for so many seconds from now on, 0 gives it back; False: another one has it."""
+        """Hold the lock for so many seconds from now on; 0 releases it. False: another holder has it."""
         return lock_rows.keep(self._side, self.key, self.token, seconds)
 
     def look(self) -> Held | None:
-        """Who has it, be it this block or another."""
+        """Who has the lock: this block, or another holder."""
         return self._read()[0]
 
     def close(self) -> None:
@@ -221,7 +221,7 @@ class Store:
         row = lock_rows.read(self._side, self.key)
         if row.job is None:
             return (Held(None, row.expires_at - row.now) if row.expires_at > row.now else None), row
-        # The next run of a job takes over from the one that died, and never the other way round.
+        # The next run of a job takes over from the run that died, and never the other way round.
         is_earlier = row.job == self.job and (row.lease or 0) < self.lease
         is_free = is_earlier or not is_running(self._side, row.job, row.lease or 0)
         return (None if is_free else Held(row.job, None)), row
@@ -234,7 +234,7 @@ def store_of(key: str, ttl: float = 0.0, job: Job | None = None) -> Store:
 def is_running(database: SideDatabase, job: uuid.UUID, lease: int) -> bool:
     """Whether the run that took a lock still lasts.
 
-    Not by the connection of a body, where there is another one: its snapshot may be older than that run.
+    If possible, do not ask over a body's connection: its snapshot may be older than that run.
     """
     others = list(conf().DATABASES)
     if not store.of(home()).has_one_writer:
@@ -245,7 +245,7 @@ def is_running(database: SideDatabase, job: uuid.UUID, lease: int) -> bool:
 
 
 def token_of_time() -> int:
-    """The token of a holder that has no store. Not this machine's time: one that is ahead would fence the next ones."""
+    """The token if the store is away: the database's time. A fast clock of this machine would fence later holders."""
     try:
         with side() as database:
             return int(database.seconds() * 1_000_000)
@@ -254,31 +254,31 @@ def token_of_time() -> int:
 
 
 def look(key: str) -> Held | None:
-    """Who has the lock; None: nobody. Raises one of :data:`AWAY` if the store does not say."""
+    """Who has the lock; None: it is free. Raises one of :data:`AWAY` if the store does not answer."""
     with closing(store_of(key)) as store:
         return store.look()
 
 
 def _wake_later(key: str) -> None:
-    """After the commit of whoever released it: in a body's transaction the woken one would stay unseen."""
+    """Wake a job after the releaser's commit: inside a body's transaction, no worker would see the woken job yet."""
     run = current_run()
     using = run.using if run is not None else home()
     if run is not None:
-        # If its transaction rolls back, the one that writes its end comes next.
+        # If its transaction rolls back, the transaction that writes the run's end wakes it (:func:`wake_left`).
         run.released.add(key)
-    # With autocommit off nobody tells us of the commit.
+    # With autocommit off Django does not tell us of the commit.
     if connections[using].in_atomic_block or connections[using].get_autocommit():
         transaction.on_commit(partial(wake, key, run), using=using, robust=True)
 
 
 def wake_left(run: Run) -> None:
-    """After a run: wake those that wait for its locks, if no commit did."""
+    """After a run: wake the jobs that wait for its locks, if no commit has woken them."""
     for key in sorted(run.released):
         wake(key)
 
 
 def wake(key: str, run: Run | None = None) -> None:
-    """The first of the jobs that wait for the lock tries again now. It never raises: a pause finds what it missed."""
+    """Let the first job that waits for the lock try again. Never raises: a missed job tries again after its pause."""
     if run is not None:
         run.released.discard(key)
     for alias in conf().DATABASES:
@@ -293,7 +293,7 @@ def wake(key: str, run: Run | None = None) -> None:
 
 
 def wake_if_free(key: str) -> None:
-    """For a job that now waits for the lock. Race: its holder released it, and looked for others, before that."""
+    """For a job that now waits for the lock. Race: the holder released it, and looked for waiting jobs, before that."""
     try:
         if look(key) is None:
             wake(key)
@@ -302,7 +302,7 @@ def wake_if_free(key: str) -> None:
 
 
 def prune(database: SideDatabase, budget: float) -> None:
-    """Forget the locks that nobody has held for :data:`REMEMBERED` seconds, batch by batch; stop after ``budget`` s."""
+    """Forget locks that were not held for :data:`REMEMBERED` seconds, batch by batch; stop after ``budget`` seconds."""
     deadline, behind, size = time.monotonic() + budget, -1.0, conf().BATCH
     while rows := lock_rows.read_old(database, REMEMBERED, behind, size):
         jobs = {job for _, job, *_ in rows if job is not None}
@@ -314,7 +314,7 @@ def prune(database: SideDatabase, budget: float) -> None:
         if keys:
             lock_rows.delete_old(database, REMEMBERED, keys)
         else:
-            # Of those that it keeps, and that expired at the very same moment, some may be passed over for now.
+            # Of kept locks that expired at the same moment, some may be skipped this time.
             behind = rows[-1][3]
         if len(rows) < size or time.monotonic() > deadline:
             return

@@ -1,9 +1,9 @@
 """Markers: an effect that is committed once per key, however many jobs or callers ask for it.
 
-A marker is a row that is inserted in the transaction of its effects. Of two transactions with the same key the second
-one waits until the first one commits (then it has nothing to do) or rolls back (then it goes on): the database's own
-unique index decides, at every isolation level. For mails and HTTP calls see ``jobs.effect``;
-``jobs.idempotency.locks`` keeps others from starting.
+A marker is a row that is inserted in the transaction of its effects. If two transactions have the same key, the second
+waits until the first commits (then it has nothing to do) or rolls back (then it goes on): the database's own unique
+index decides, at every isolation level. For mails and HTTP calls see ``jobs.effect``; ``jobs.idempotency.locks`` keeps
+a second process from starting.
 """
 
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ def once(*key: Any, using: str | None = None) -> Iterator[bool]:
 
     The marker is part of the surrounding transaction. A second caller waits for the first, at most
     ``JOBS["MARKER_WAIT"]`` seconds. An exception that leaves the block has the innermost ``atomic()`` around it rolled
-    back, even if somebody catches it: a marker without its effect must not be committed.
+    back, even if the caller catches it: a marker without its effect must not be committed.
 
     Parameters:
         key: text and whole numbers; ``once("welcome", 5)`` is ``"welcome:5"``.
@@ -45,14 +45,14 @@ def once(*key: Any, using: str | None = None) -> Iterator[bool]:
 
     Raises:
         TransactionManagementError: there is no transaction around it.
-        Busy: the first one does not come to its end; in a task's body the job comes back later, and uses no attempt.
+        Busy: the first transaction does not end; in a task's body the job comes back later, and uses no attempt.
         TypeError, ValueError: the key cannot be kept.
     """
     name = joined(key, "once()")
     job = current_job()
     alias = using or (job._state.db if job is not None else None) or databases.job_alias(None)
     connection = connections[alias]
-    # A plain call in a TestCase may do with the transaction of the test.
+    # For a plain call in a TestCase the transaction of the test is enough.
     if not (connection.in_atomic_block if job is None else databases.in_transaction(alias)):
         raise TransactionManagementError(
             "once() is part of a transaction, and there is none: write `with transaction.atomic(), once(...)`, or "
@@ -68,10 +68,10 @@ def once(*key: Any, using: str | None = None) -> Iterator[bool]:
 
 
 def earlier(job: Job, fingerprint: str, wait: float | None = None) -> Job | None:
-    """Leave the marker of a run, as the first statement of its transaction; the job that did so before, if any.
+    """Leave the marker of a run, as the first statement of its transaction. Returns the job that left it before.
 
     Parameters:
-        wait: seconds, if they are not ``JOBS["MARKER_WAIT"]``.
+        wait: seconds, by default ``JOBS["MARKER_WAIT"]``.
 
     Raises ``Busy`` as :func:`once`, and ``IdempotencyMismatch`` if the job that left the marker had other arguments.
     """
@@ -79,27 +79,27 @@ def earlier(job: Job, fingerprint: str, wait: float | None = None) -> Job | None
     using = str(job._state.db)
     while not take(job.marker_key, Marker.Kind.TASK, using, job.pk, fingerprint, wait):
         marker = Marker.objects.using(using).filter(key=job.marker_key, kind=Marker.Kind.TASK).first()
-        # Race: it may be pruned before it is read.
+        # Race: the marker may be pruned before it is read.
         if marker is None:
             continue
         if marker.fingerprint != fingerprint:
             rule = "a key must name all that makes two calls different"
             raise IdempotencyMismatch(f"the job {marker.job} had the key {marker.key!r} with other arguments: {rule}")
-        # Only its id is left if somebody deleted it by hand.
+        # Only its id is left if a person deleted the job by hand.
         return Job.objects.using(using).filter(pk=str(marker.job)).first() or Job(pk=marker.job)
     return None
 
 
 def is_left(job: Job) -> bool:
-    """Whether the marker of a run is there already, and committed. It waits for nobody."""
+    """Whether the marker of a run is there already, and committed. It does not wait for an uncommitted one."""
     rows = Marker.objects.using(job._state.db).filter(key=job.marker_key, kind=Marker.Kind.TASK)
     return rows.exclude(expires_at__lte=Now()).exists()
 
 
 def take(key: str, kind: str, using: str, job: Any, fingerprint: str = "", wait: float | None = None) -> bool:
-    """Leave a marker in the current transaction; False: there is one.
+    """Leave a marker in the current transaction; False: it is there already.
 
-    Race: of an uncommitted marker of the same key. The INSERT waits for its transaction to end.
+    Race: another transaction has an uncommitted marker of the same key. The INSERT waits for it to end.
     """
     connection, keep, wait = connections[using], conf().MARKER_RETENTION, wait or conf().MARKER_WAIT
     expires_at = None if keep is None else transitions.now_plus(keep)
@@ -107,9 +107,9 @@ def take(key: str, kind: str, using: str, job: Any, fingerprint: str = "", wait:
     rows = Marker.objects.using(using).filter(key=key, kind=kind)
     try:
         is_new = store.of(using).insert_marker(key, kind, fingerprint, job, keep, wait)
-        # An expired marker is none. Race: of several one finds it expired; the others wait for its transaction.
+        # An expired marker does not count. Race: one of several finds it expired; the rest wait for its transaction.
         late = rows.filter(expires_at__lte=Now())
-        # Only looked at first: an UPDATE of a marker in force would lock it, for all its callers.
+        # First only read: an UPDATE would lock a marker that is still valid, and all its callers would wait.
         if is_new or not late.exists():
             return is_new
         with store.of(using).bounded(wait):
@@ -117,7 +117,7 @@ def take(key: str, kind: str, using: str, job: Any, fingerprint: str = "", wait:
     except OperationalError as exc:
         if not databases.gave_up(exc):
             raise
-        # The transaction is aborted, whoever catches this.
+        # The transaction is aborted, even if the caller catches this.
         connection.needs_rollback = True
         raise Busy(f"another transaction is at {key!r}, and did not end within {wait:g} s") from exc
 
@@ -127,7 +127,7 @@ def expired(using: str) -> QuerySet[Marker]:
 
 
 def delete_expired(using: str, limit: int) -> int:
-    """Delete one batch. Race: whoever takes an expired marker over has locked it; prune does not wait for a body."""
+    """Delete one batch. Race: a body that takes over an expired marker has locked it; prune does not wait for it."""
     with transaction.atomic(using=using):
         keys = list(databases.free(expired(using)).values_list("pk", flat=True)[:limit])
         return Marker.objects.using(using).filter(store.of(using).among("pk", keys))._raw_delete(using) if keys else 0

@@ -1,1 +1,1 @@
-"""What is asked of the data."""
+"""Queries about jobs and workers, for pages, commands and rules."""

@@ -1,6 +1,6 @@
-"""Jobs in the order of time, whatever their ids: most ids say when, and the others (those of chains) have ``made_at``.
+"""Jobs in the order of time. Most ids contain the time; jobs with other ids (those of chains) have ``made_at``.
 
-Each kind has an index of its own, so a list is merged of two. Of the same microsecond the first kind comes first.
+Each kind has its own index, so a list merges two queries. In the same microsecond the first kind comes first.
 """
 
 import datetime
@@ -28,7 +28,7 @@ class Place(NamedTuple):
         return cls(job.made_at or time_of(job.pk) or job.run_at, job.made_at is not None, job.pk)
 
     def beyond(self, is_down: bool, or_here: bool = False) -> tuple[Q, Q]:
-        """The conditions of the jobs after this place, or at it, of each kind. ``is_down``: to the older ones."""
+        """For each kind, the condition of the jobs after this place, or at it. ``is_down``: towards older jobs."""
         than, here = "lt" if is_down else "gt", "e" if or_here else ""
         if self.is_named:
             later = first_id(self.at + datetime.timedelta(microseconds=1))
@@ -40,7 +40,7 @@ class Place(NamedTuple):
 
 
 def kinds(rows: QuerySet[Job], is_down: bool = True, after: Place | None = None) -> list[QuerySet[Job]]:
-    """The jobs of each kind in the order of time, the newest first if ``is_down``; those after a place."""
+    """The jobs of each kind in the order of time, the newest first if ``is_down``; only those after a place."""
     sign = "-" if is_down else ""
     beyond = after.beyond(is_down) if after else (Q(), Q())
     own = _unnamed(rows.filter(beyond[0])).order_by(f"{sign}pk")
@@ -48,7 +48,7 @@ def kinds(rows: QuerySet[Job], is_down: bool = True, after: Place | None = None)
 
 
 def _unnamed(rows: QuerySet[Job]) -> QuerySet[Job]:
-    """Those whose ids say when. Where the index of the others has all rows, MariaDB would read all newer ones by it."""
+    """The jobs whose ids contain the time. On MariaDB the index on ``made_at`` has all rows, and must not be used."""
     if connections[rows.db].features.supports_partial_indexes:
         return rows.filter(made_at=None)
     never = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -56,5 +56,5 @@ def _unnamed(rows: QuerySet[Job]) -> QuerySet[Job]:
 
 
 def first(found: list[QuerySet[Job]], number: int, is_down: bool = True) -> list[Job]:
-    """The first ones of all kinds."""
+    """The first jobs of all kinds, merged."""
     return sorted(chain.from_iterable(rows[:number] for rows in found), key=Place.of, reverse=is_down)[:number]

@@ -1,4 +1,4 @@
-"""Which workers are there, which jobs are ready, and what is late: every page, command and rule asks here."""
+"""Which workers there are, which jobs are ready, and what is late: every page, command and rule uses this."""
 
 import math
 import uuid
@@ -12,9 +12,9 @@ from jobs.conf import conf
 from jobs.models import CLAIMABLE, Job, Node, Pause
 from jobs.store import databases, heartbeats
 
-MOST = 10_000  #: Counts end here: of a long backlog it only matters that it is long.
+MOST = 10_000  #: Counts stop here: of a long backlog it only matters that it is long.
 
-#: The type of the error that a worker leaves if it does not know the task (``transitions.postpone_unknown``).
+#: The error type of a job whose task no worker knew (``transitions.postpone_unknown``).
 UNKNOWN = "NotRegistered"
 
 
@@ -41,10 +41,10 @@ def seconds_of(age: Any) -> float:
 
 
 def workers(nodes: QuerySet[Node] | None = None) -> list[Any]:
-    """The nodes, oldest first, as :func:`look_at` gives them, and with the time since their start as ``age``.
+    """The nodes, oldest first, with what :func:`look_at` adds, and with the time since their start as ``age``.
 
     Parameters:
-        nodes: by default those that are not declared dead, the silent ones among them.
+        nodes: by default all that are not declared dead, silent ones included.
     """
     if nodes is None:
         nodes = Node.objects.using(databases.home()).filter(dead_at=None).defer("tasks")
@@ -56,11 +56,11 @@ def has_workers() -> bool:
 
 
 def look_at(nodes: Iterable[Any]) -> list[Any]:
-    """Give each node what its row does not say: its ``silence``, and whether it ``is_alive`` and ``takes_jobs``.
+    """Add to each node what its row does not have: its ``silence``, and whether it ``is_alive`` and ``takes_jobs``.
 
-    This decides it for every page, command and rule. The silence is in seconds, and infinite if it never beat.
+    This decides it for every page, command and rule. The silence is in seconds; it is infinite if the node never beat.
     """
-    # Race: a node that registers itself writes its row, then its beat. So the beats are read first.
+    # Race: a node that registers itself writes first its row, then its beat. So the beats are read first.
     known = silence()
     found = list(nodes)
     for node in found:
@@ -70,7 +70,7 @@ def look_at(nodes: Iterable[Any]) -> list[Any]:
     return found
 
 
-#: Beside the main file on SQLite only; elsewhere another connection for each page would cost more than its queries.
+#: A separate connection on SQLite only; elsewhere one more connection for each page would cost more than its queries.
 _side = databases.SideDatabase(is_apart=False)
 
 
@@ -79,11 +79,11 @@ def silence() -> dict[uuid.UUID, float]:
     return heartbeats.silence(_side)
 
 
-# What waits
+# Waiting jobs
 
 
 def in_line(using: str | None = None) -> QuerySet[Job]:
-    """The ready jobs in the order of claims: with it the planner takes their index, even to count a few."""
+    """The ready jobs in the order of claims: with this order the planner uses their index, even to count a few."""
     return Job.objects.using(using).filter(CLAIMABLE).order_by("queue", "rank", "run_at", "pk")
 
 

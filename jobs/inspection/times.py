@@ -1,4 +1,4 @@
-"""How long, for people."""
+"""Durations, as text for people."""
 
 from django.utils.formats import number_format
 

@@ -1,4 +1,4 @@
-"""What is known about a job and the world around it, and what a reason is that follows from it; and about its like."""
+"""What is known about a job and its surroundings, the reasons that follow from it, and other things with ids."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from jobs.lifecycle.display import Shown, shown
 from jobs.models import Job, Node, Pause, State
 from jobs.store import databases
 
-#: The columns that count how often a run did not come to its end.
+#: The columns that count the runs that did not complete.
 COUNTS = ("retries", "crashes", "node_losses", "snoozes")
 
-SHOWN = 20  #: How many rows are shown of what a job may have many of.
+SHOWN = 20  #: How many rows are shown where a job may have many.
 
 
 class Reason:
-    """What keeps a job, or what became of it: a code for scripts, and one sentence in the reader's language.
+    """Why a job waits, or how it ended: a code for scripts, and one sentence in the reader's language.
 
     ``cure`` is what to do about it, if anything can be done; ``evidence`` is what it was concluded from, kept as JSON.
-    The sentence may name all of the evidence, and ``words``, which say it for people.
+    The sentence may use all of the evidence, and ``words``, which are texts for people.
     """
 
-    #: Who may read it in the admin, beside those who may read jobs: a permission.
+    #: The permission that a reader needs in the admin, in addition to reading jobs.
     permission = ""
-    #: Of an extension: it stands before the last reason of the job's state (that it runs, or failed), else behind it.
+    #: For extensions: whether it comes before the last reason of the job's state (that it runs, or failed), or behind.
     is_cause = False
 
     def __init__(self, code: str, says: str, cure: str = "", words: Any = None, **evidence: Any) -> None:
@@ -45,7 +45,7 @@ class Reason:
         self.evidence = {name: _plain(value) for name, value in evidence.items()}
 
     def veiled(self, seen: Shown) -> Self:
-        """Without what is redacted of the job's arguments: keys and errors tell of them."""
+        """Blank the job's redacted arguments: keys and errors may contain them."""
         self.says, self.cure = seen.blanked(self.says), seen.blanked(self.cure)
         self.evidence = {
             name: seen.blanked(value) if isinstance(value, str) else value for name, value in self.evidence.items()
@@ -62,13 +62,13 @@ def _plain(value: Any) -> Any:
 
 
 def look_up(key: uuid.UUID) -> View | None:
-    """The job of this id; None: there is none."""
+    """The job with this id; None: there is none."""
     job = databases.first(Job.objects.annotate(read_at=Now()).filter(pk=key))
     return None if job is None else View(job)
 
 
 class View:
-    """A job, and what is known around it: each is looked up once, when it is needed."""
+    """A job and its surroundings: each part is looked up once, when it is needed."""
 
     def __init__(self, job: Any) -> None:
         self.job: Job = job
@@ -78,7 +78,7 @@ class View:
 
     @cached_property
     def error(self) -> dict[str, Any] | None:
-        """The last error in its full shape, whatever the row holds."""
+        """The last error as a complete dict, whatever the row holds."""
         if (error := self.seen.error(self.job.error)) is None:
             return None
         found = {"type": "?", "message": "", "at": "", "attempt": None}
@@ -86,7 +86,7 @@ class View:
         return {**found, "type": str(found["type"]), "message": str(found["message"])}
 
     def since(self, moment: datetime.datetime | None) -> float:
-        """Seconds; negative for what is to come."""
+        """The seconds since a moment; negative if it is still to come."""
         return 0.0 if moment is None else (self.now - moment).total_seconds()
 
     def ago(self, moment: datetime.datetime | None) -> str:
@@ -99,9 +99,9 @@ class View:
     def ahead_of(self, ready: QuerySet[Job]) -> int:
         """How many of these jobs have their turn before this one; the count ends at ``counts.MOST``."""
         job, equal = self.job, ready.filter(rank=self.job.rank)
-        # As the database has it: SQLite compares texts, and Django would write another one.
+        # Read in the database: SQLite compares texts, and Django would write the time as a different text.
         run_at = Subquery(Job.objects.using(self.using).filter(pk=job.pk).values("run_at")[:1])
-        # One by one, each is a stretch of the index; in one condition they would read all of the queue.
+        # Each condition alone reads a range of the index; all in one query would read the whole queue.
         parts = (
             ready.filter(rank__lt=job.rank),
             equal.filter(run_at__lt=run_at),
@@ -109,7 +109,7 @@ class View:
         )
         return min(MOST, sum(part[:MOST].count() for part in parts))
 
-    # The world
+    # Around the job
 
     @cached_property
     def workers(self) -> list[Any]:
@@ -147,18 +147,18 @@ class View:
             key = template.of(self.job.args, self.job.kwargs)
             return self.seen.text("key", key), locks.look(key)
         except Exception:
-            # The project's code makes the key, perhaps of arguments that are older than the code.
+            # The project's code makes the key, perhaps from arguments that are older than the code.
             logger.debug("the lock of a job is not known here", exc_info=True, extra={"action": "lock_unknown"})
             return None
 
 
 class Other(NamedTuple):
-    """What has an id like a job's, and is none (``Extension.other``)."""
+    """A row of an extension with an id like a job's (``Extension.other``)."""
 
     row: Any
     #: Its page: the label of a link, the name of the URL, and its values.
     page: tuple[Any, ...]
-    #: How far it is, as ``contrib/progress`` tells it of a job; and why it has not ended. None: it has no end.
+    #: Its progress, as ``contrib/progress`` shows it for a job; and why it has not ended. None: it has no end.
     shown: Callable[[], dict[str, Any]] | None = None
     reasons: Callable[[], Iterable[Any]] | None = None
 
@@ -170,7 +170,7 @@ def other(what: Any, part: str) -> Other | None:
 
 
 def progress_of(jobs: Iterable[Job], is_veiled: bool = True) -> dict[uuid.UUID, Any]:
-    """What the last run of each has said of how far it is, as people may see it."""
+    """The progress that the last run of each job has reported, as people may see it."""
     found: dict[uuid.UUID, Any] = {}
     for progress in extensions.through("progress"):
         found |= (progress.of if is_veiled else progress.as_said)(jobs)

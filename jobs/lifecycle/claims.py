@@ -17,7 +17,7 @@ from jobs.models import Job
 from jobs.models.columns import POSITION
 from jobs.store.base import Claim
 
-#: How many a statement asks for: a few sizes, so that each is planned once.
+#: How many rows a statement may ask for: only a few sizes, so that each is planned once.
 SIZES = (1, 2, 5, 10, 20, 30, 50, 100, 200)
 #: Seconds between two looks from the beginning of a queue, where a better row may have come.
 LOOK = 1.0
@@ -29,7 +29,7 @@ Claimed = tuple[uuid.UUID, int, int]
 
 
 def renewed(token: int) -> int:
-    """The token of a row that was renewed: that of its claim, negated, by which :func:`begun` knows the row."""
+    """The token of a renewed row: the token of its claim, negated, so that :func:`begun` recognizes the row."""
     return -abs(token)
 
 
@@ -59,8 +59,8 @@ class Claimer:
         """Move jobs of a queue to ``running``, with one token and the next lease each. Extensions change it.
 
         A node that was declared dead claims nothing. An expired row is not claimed, and no row of a paused queue.
-        The answer is in the order of the queue; it is empty if others are about to have what there is. Where an order
-        of the claim finds nothing, that of the queue holds.
+        The answer is in the order of the queue; it is empty if other processes are about to get all there is. If the
+        claim has an order of its own, and finds nothing by it, the order of the queue is used.
         """
         at, place = store.of(using), (using, claim.queue)
         if claim.order is not None and (found := at.claim(claim)):
@@ -88,7 +88,7 @@ class Claimer:
 
     @property
     def patience(self) -> float:
-        """Seconds until a claim may find what it did not find before, though nobody tells of it."""
+        """Seconds until a claim may find a job that was not there before, and that no wake-up tells of."""
         return float("inf")
 
     def may_find_more(self, jobs: Sequence[Job], asked: int) -> bool:
@@ -107,7 +107,7 @@ def new_token() -> int:
 def renew(job: Job) -> bool:
     """Give a claimed row a token of its own, and its claim a synchronous commit; False: it was given back meanwhile.
 
-    Race: the supervisor gives back what waits behind a long body, by the token of the claim. One finds the row changed.
+    Race: the supervisor gives back rows behind a long body, by the claim's token. One of the two finds the row changed.
     """
     token = renewed(job.token or 0)
     if done := store.of(str(job._state.db)).renew(job, token):
@@ -116,12 +116,12 @@ def renew(job: Job) -> bool:
 
 
 def begun(runs: Sequence[Claimed]) -> list[Claimed]:
-    """Which runs of dead processes may have been begun, as far as their rows tell. The others have not been.
+    """The runs of dead processes that may have begun, as far as their rows tell. The other runs have not begun.
 
     A process runs a claim in its order, and finishes each row before it begins the next one. So the first row that is
     left may have been begun. If the claim is older than a second, the process renews a row before it begins it: then
     the renewed row is the one. The rows do not tell whether the process died just before it began that row, or went on
-    after a finish that failed. Bodies that are coroutines all begin at once: the claim gives them such a token.
+    after a finish that failed. Coroutines all begin at once: the claim itself gives them the token of a renewed row.
 
     Parameters:
         runs: all that is left of each claim, in the order of the queue.

@@ -10,14 +10,14 @@ from jobs.conf import celery_app, conf
 from jobs.models import Job
 from jobs.models.values import decoded
 
-HIDDEN = "(hidden: JOBS['REDACT'] failed)"  #: What stands for a value of which nobody knows whether it may be seen.
-BLANK = "***"  #: What stands in a text for the value of an argument that nobody may see.
+HIDDEN = "(hidden: JOBS['REDACT'] failed)"  #: Shown for a value if it is not known whether people may see it.
+BLANK = "***"  #: Shown in a text for the value of an argument that people may not see.
 #: Headers that bear the arguments, as texts.
 TEXTS = ("argsrepr", "kwargsrepr")
 
 
 class Shown:
-    """A job's values as people may see them. Somebody may have edited the row by hand."""
+    """A job's values as people may see them. A person may have edited the row by hand."""
 
     is_whole = True  #: Nothing is kept back.
 
@@ -55,7 +55,7 @@ class Shown:
         return decoded(value)
 
     def text(self, name: str, text: Any) -> str:
-        """A text: ``name`` says of what: an ``"error"``, a ``"key"`` or a ``"progress"``."""
+        """A text; ``name`` says what it is: an ``"error"``, a ``"key"`` or a ``"progress"``."""
         return str(text)
 
     def error(self, entry: Any) -> Any:
@@ -76,7 +76,7 @@ def shown(job: Job) -> Shown:
 
 
 def names_of(task: str, count: int) -> list[str]:
-    """The names of a call's first arguments, which it gives by their place, as far as this process knows the task."""
+    """The names of a call's ``count`` positional arguments; empty if this process does not know the task."""
     known: Any = getattr(celery_app(), "tasks", {}).get(task)
     if not getattr(known, "is_transactional", False):
         return []
@@ -87,7 +87,7 @@ def names_of(task: str, count: int) -> list[str]:
 
 
 def veil(rows: Iterable[Any]) -> None:
-    """Take what nobody may see out of the errors and keys of rows of one table that are shown, and never saved."""
+    """Take what people may not see out of the errors and keys of one table's rows, which are shown and never saved."""
     _kind().veil(rows)
 
 

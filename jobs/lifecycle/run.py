@@ -28,7 +28,7 @@ RECONNECT = (0.0, 0.1, 0.4, *[0.5] * 14)
 
 
 class Suspended(BaseException):
-    """A body waits for what is to come: its run ends, and its job waits. ``except Exception`` lets it pass.
+    """A body waits for a time or an event: its run ends, and its job waits. ``except Exception`` does not catch it.
 
     Parameters:
         text: for the log.
@@ -41,10 +41,10 @@ class Suspended(BaseException):
 
 
 class NotHere(Exception):
-    """This process cannot run the job, and another one may: it waits for that, which counts nowhere."""
+    """This process cannot run the job, and another one may: the job waits for that one, and no counter changes."""
 
-    #: Seconds until it is tried again, at the most: twice as many with each claim, up to the longest; and why it waits
-    #: (``Job.waits_for``), if that is to be found.
+    #: Seconds until it is tried again, at the most: they double with each claim, up to the longest; and why it waits
+    #: (``Job.waits_for``), if code must find such jobs.
     pause = longest = 5.0
     waits_for: str | None = None
 
@@ -57,7 +57,7 @@ class Run:
     using: str
     #: Where the process shows what it runs.
     slot: ProcessState
-    #: The request that the body sees (``jobs.calling.request``); None of a row of which none can be made.
+    #: The request that the body sees (``jobs.calling.request``); None if none can be made from the row.
     request: Any = None
     #: What ``Task.retry()`` sent: the last is this job again, and each other one becomes a job of its own.
     planned: list[Job] = field(default_factory=list)
@@ -65,15 +65,15 @@ class Run:
     retries_itself: bool = False
     #: Celery's ``Task.retry()`` is about to call ``apply_async`` for it.
     is_retrying: bool = False
-    #: Of a coroutine that is over: returns, or raises, what came of it.
+    #: For a coroutine that is over: returns its result, or raises its exception.
     body: Callable[..., Any] | None = None
     #: Whether the calling code is part of the transaction that completes the job. A coroutine is not.
     is_atomic: bool = True
-    #: Makes a call that may block, where its body may not.
+    #: Makes a call that may block, for a body that must not block.
     aside: Callable[[Callable[[], Any]], Any] = lambda call: call()
-    #: Of a coroutine: awaits a call on the thread that has the run's connection.
+    #: For a coroutine: awaits a call on the thread that has the run's connection.
     on_thread: Callable[[Callable[[], Any]], Awaitable[Any]] | None = None
-    #: Of a coroutine: the writes under way on that thread. They are done before anything comes of the run.
+    #: For a coroutine: the writes under way on that thread. They are done before the run ends.
     writes: set[Any] | None = None
     #: What the body returned; and what it has made by ``Task.commit()``, which it has to return.
     result: Any = None
@@ -82,7 +82,7 @@ class Run:
     replacement: Any = None
     #: The fencing token of the task's own lock.
     lock_token: int | None = None
-    #: The locks that blocks of its transaction have released, while nobody was woken for them.
+    #: The locks that blocks in its transaction have released, but for which no waiting job was woken yet.
     released: set[str] = field(default_factory=set)
     #: Whether Celery's result backend is told of it, or has been told something by its body.
     tells_backend: bool = True
@@ -131,7 +131,7 @@ above["save_cursor"] = save_cursor
 async def on_thread(call: Callable[[], Any]) -> Any:
     """Call it, from a coroutine, over the run's own connection.
 
-    The job's row names that session, and whoever takes the job from a zombie ends it.
+    The job's row names that session: a process that takes the job from a zombie ends the session.
     """
     run = current_run()
     return await (sync_to_async(call)() if run is None or run.on_thread is None else run.on_thread(call))

@@ -30,15 +30,15 @@ from jobs.models.values import scrub
 from jobs.store import databases
 from jobs.store.base import owned
 
-#: What is counted, each apart.
+#: The counters of a job.
 COUNTS = named(Part.COUNT)
 #: How many errors a job keeps: as many of the first, and as many of the last.
 KEPT_ERRORS = 20
 #: What ``Job.waits_for`` begins with: before the key of a lock, and before the name of a task that no worker knows.
 LOCK, TASK = "lock:", "task:"
-#: When a job runs whose task no worker knows: never, until one lets it go.
+#: ``run_at`` of a job whose task no worker knows: never, until a worker that knows it lets the job go.
 PARKED = datetime.datetime(9001, 1, 1, tzinfo=datetime.UTC)
-#: The time of what waits for something else than its time: whoever makes that come lets it in.
+#: ``run_at`` of a job that waits for something else than a time: the code that brings this makes the job ready.
 NEVER = datetime.datetime(9000, 1, 1, tzinfo=datetime.UTC)
 UNEXPIRED_KEY = Case(When(unique_expires_at__lte=Now(), then=None), default=F("unique_key"))
 
@@ -65,7 +65,7 @@ def error_entry(kind: str, message: str, traceback: str = "", attempt: int = 0) 
 
 
 def _with(errors: Any, entry: dict[str, Any]) -> list[Any]:
-    # Somebody may have edited the row by hand.
+    # A person may have edited the row by hand.
     kept = [*(errors if isinstance(errors, list) else ()), entry]
     return kept if len(kept) <= 2 * KEPT_ERRORS else kept[:KEPT_ERRORS] + kept[-KEPT_ERRORS:]
 
@@ -118,9 +118,9 @@ def succeed_all(done: Sequence[tuple[Job, Any, float]], is_synced: bool) -> bool
 
 
 def note_success(job: Job, result: Any) -> None:
-    """The row says so."""
+    """Set on the instance what its row says by now."""
     job.__dict__.update(state=State.SUCCEEDED, result=result, error=None)
-    # Read from the row when somebody asks for them.
+    # The next access reads them from the row.
     for computed in ("finished_at", "started_at", "replay_of"):
         job.__dict__.pop(computed, None)
 
@@ -152,7 +152,7 @@ def add_own(task: str, args: list[Any], using: str, queue: str, parent: Job | No
     """Add a job of this app's own (``jobs.tasks``) to the current transaction.
 
     Parameters:
-        is_called: it counts as a call of what runs.
+        is_called: it counts as a call that the running job made.
     """
     tree = {"parent_id": parent.pk, "root": parent.root_id} if parent else {}
     made = Job(task=task, args=args, queue=queue, **tree)
@@ -177,7 +177,7 @@ def retry(job: Job, run_at: Any, error: dict[str, Any], changes: dict[str, Any])
 
 
 def hand_back(job: Job, delay: float, error: dict[str, Any] | None = None, waits_for: str | None = None) -> bool:
-    """It gave up its run without fault of its own, which counts nowhere."""
+    """The job gave up its run without fault of its own; no counter changes."""
     run_at = now_plus(delay) if delay > 0 else None
     return _wait(job, run_at, error, is_kept=False, waits_for=waits_for)
 
@@ -188,20 +188,20 @@ def snooze(job: Job, seconds: float, entry: dict[str, Any], limit: int) -> bool:
 
 
 def wait_for_lock(job: Job, key: str, seconds: float, entry: dict[str, Any]) -> bool:
-    """Its lock is busy, which counts nowhere. It is tried again after that time, or when the lock is released."""
+    """Its lock is busy; no counter changes. It is tried again after that time, or when the lock is released."""
     return _wait(job, now_plus(seconds), entry, is_kept=False, waits_for=LOCK + key)
 
 
 def suspend(job: Job, run_at: Any, waits_for: str | None, error: dict[str, Any] | None, expires_at: Any) -> bool:
-    """Its body waits for a time or for something to come (:func:`wake`), which counts nowhere."""
-    # It has started, so another of its unique key may wait.
+    """Its body waits for a time or for something to come (:func:`wake`); no counter rises."""
+    # It has started, so another job with its unique key may wait.
     free: dict[str, Any] = {"unique_key": None} if job.unique_key is not None and job.unique_until == "started" else {}
-    # It got on: what it met before is no sign that it never ends.
+    # It made progress: earlier crashes are no sign that it never ends.
     return _wait(job, run_at, error, waits_for=waits_for, expires_at=expires_at, crashes=0, node_losses=0, **free)
 
 
 def lose(job: Job, error: dict[str, Any], limit: int) -> bool:
-    """The run is gone with its node or its database. Not the body's fault: its own count, its own cap."""
+    """The run is gone with its node or its database. Not the body's fault: it has a counter and a limit of its own."""
     return _wait(job, _after_losses(job.node_losses), error, "node_losses", limit)
 
 
@@ -228,7 +228,7 @@ def _wait(
 
     Parameters:
         error: why; ``is_kept`` says whether it stays in the job's history.
-        count: what is counted, one of :data:`COUNTS`; as often as ``limit`` ends ``failed``.
+        count: the counter that rises, one of :data:`COUNTS`; when it reaches ``limit`` the job ends ``failed``.
     """
     if heed(job):
         return True
@@ -253,7 +253,7 @@ def _wait(
     except OperationalError as exc:
         if not databases.gave_up(exc):
             raise
-        # Somebody may take the key, and does not come to an end. Better two that wait than a retry that is forgotten.
+        # Another transaction may be taking the key, and does not end. Two waiting jobs are better than a lost retry.
         return _finish(job, **{**values, "unique_key": None})
 
 
@@ -277,7 +277,7 @@ def asked_to_end(job: Job) -> Cancellation | None:
 
 
 def heed(job: Job) -> bool:
-    """End the run that was asked to; False: it was not, or it is not the owner any more."""
+    """End the run if it was asked to end; False: it was not, or it does not own the job any more."""
     note = asked_to_end(job)
     if note is None or not cancel_running(job, error_entry(note.kind, note.reason, attempt=job.lease)):
         return False
@@ -290,7 +290,7 @@ def owns(job: Job) -> bool:
 
 
 def hold(job: Job) -> bool:
-    """Whether this run owns the job. Then it does until the end of the transaction: nobody rescues it meanwhile."""
+    """Whether this run owns the job. If so, it keeps it until the end of the transaction: no process can rescue it."""
     return bool(owned(job).select_for_update().values_list("pk"))
 
 
@@ -310,9 +310,9 @@ def sweep_cancellations(using: str, limit: int) -> int:
 
 
 def finish_running(key: uuid.UUID, using: str, transition: Callable[[Job], bool], **where: Any) -> bool:
-    """Finish a running job from outside of its run, unless somebody has locked its row.
+    """Finish a running job from outside of its run, unless another transaction has locked its row.
 
-    Race: a zombie may sit on the row, between its fenced UPDATE and its COMMIT. Whoever rescues comes again.
+    Race: a zombie may hold the row's lock, between its fenced UPDATE and its COMMIT. The rescue then comes again.
     """
     with transaction.atomic(using=using):
         job = databases.free(Job.objects.using(using).filter(pk=key, state=State.RUNNING, **where)).first()
@@ -320,9 +320,9 @@ def finish_running(key: uuid.UUID, using: str, transition: Callable[[Job], bool]
 
 
 def hand_back_claim(using: str, node: uuid.UUID, token: int, begun: uuid.UUID | None = None) -> int:
-    """What was claimed with a token and is not ``begun`` waits again, and counts nowhere.
+    """Let jobs that were claimed with a token, and are not ``begun``, wait again; no counter changes.
 
-    Race with the process that claimed it: before it begins such a row it gives it a token of its own.
+    Race with the process that claimed them: before it begins such a row it gives the row a token of its own.
     """
     rest = Job.objects.using(using).filter(state=State.RUNNING, node=node, token=token)
     if begun is not None:
@@ -335,13 +335,13 @@ def hand_back_claim(using: str, node: uuid.UUID, token: int, begun: uuid.UUID | 
     return done + sum(hand_back(job, 0) for job in rest.filter(keyed))
 
 
-# Waiting jobs. Race with a claim, in all of them: the row says its state, and one of the two finds it changed
+# Waiting jobs. Each races with a claim: both check the row's state, and the later one finds it changed
 
 
 def redirect(job_id: uuid.UUID, using: str, columns: dict[str, Any], states: Sequence[str] = WAITING) -> bool:
     """Change where a job waits: its queue, its priority, its time. The workers are told after the commit."""
     rows = Job.objects.using(using).filter(pk=job_id)
-    # One that was held back stood elsewhere in its line.
+    # A job that was held back stood elsewhere in its line.
     write = partial(rows.filter(state__in=states).update, **{"held": None, **columns})
     if databases.again_if_moved(using, write, is_one=True) != 1:
         return False
@@ -384,9 +384,9 @@ def retry_by_hand(job_id: uuid.UUID, using: str) -> bool:
 
 
 def wake(what: str, using: str) -> bool:
-    """Of the jobs that wait for this the first one goes on now; False: none waits here.
+    """Let the first of the jobs that wait for this go on; False: no job waits here.
 
-    Race: two see the same one. Then one wakes nobody. Of a lock that is enough: it is had by one at a time.
+    Race: two callers see the same job. Then one of them wakes no job. For a lock that is enough: it has one holder.
     """
     told = wakeups.told(using)
     write = partial(store.of(using).wake, what, _waiting(None), told)
@@ -398,23 +398,23 @@ def wake(what: str, using: str) -> bool:
 
 
 def postpone_unknown(job: Job, limit: int) -> int:
-    """Nobody here knows the task of a claimed job: it, and up to ``limit`` like it, wait for a worker that does."""
+    """No worker of its queue knows a claimed job's task: it, and up to ``limit`` like it, wait for one that does."""
     using = str(job._state.db)
     error = error_entry("NotRegistered", f"no worker that claimed it knows the task {job.task!r}", attempt=job.lease)
     # A worker that knows the task lets them go (:func:`let_go`).
     waits = {"run_at": PARKED, "waits_for": TASK + job.task}
     done = int(_wait(job, PARKED, error, is_kept=False, waits_for=TASK + job.task))
-    # Those that are held are in nobody's way, and not in the index of the queue.
+    # Jobs that are held back are in no other job's way, and not in the index of the queue.
     ready = Job.objects.using(using).filter(CLAIMABLE, queue=job.queue, task=job.task)
     changes = {"state": State.SCHEDULED, "error": error, **waits}
     return done + len(_change_free(ready.order_by(*ORDER), using, limit, changes))
 
 
 def unknown(using: str, most: int) -> Iterator[Job]:
-    """One job of each task that jobs wait for a worker to know, by the tasks' names."""
+    """One job of each task for which jobs wait until a worker knows it, in the order of the tasks' names."""
     parked, last = Job.objects.using(using).filter(AWAITING).order_by("waits_for", "id"), TASK
     for _ in range(most):
-        # From name to name: there may be very many jobs of one.
+        # Step from name to name: there may be very many jobs of one task.
         job = parked.filter(waits_for__gt=last).only("task", "options", "waits_for").first()
         if job is None or not str(job.waits_for).startswith(TASK):
             return
@@ -423,19 +423,19 @@ def unknown(using: str, most: int) -> Iterator[Job]:
 
 
 def let_go(using: str, tasks: Iterable[str], queues: Sequence[str], limit: int) -> list[str]:
-    """Jobs that wait for a worker that knows their task become ready: one does. Returns the queue of each."""
+    """Let go jobs that waited for a worker that knows their task: now there is one. Returns the queue of each."""
     known = [TASK + task for task in tasks]
     parked = Job.objects.using(using).filter(AWAITING, waits_for__in=known, queue__in=queues)
-    # By one time: the order of their ids is kept.
+    # All get the same time: the order of their ids is kept.
     return _change_free(parked, using, limit, _waiting(None))
 
 
 def _change_free(waiting: QuerySet[Job], using: str, limit: int, changes: dict[str, Any]) -> list[str]:
-    """Change those of the waiting jobs that nobody has locked; returns the queue of each."""
+    """Change those of the waiting jobs that are not locked; returns the queue of each."""
 
     def write() -> list[str]:
         rows = dict(databases.free(waiting).values_list("pk", "queue")[:limit])
-        # Both states, by which PostgreSQL knows the partition, and does not take the index of all that are scheduled.
+        # Both states are named: so PostgreSQL knows the partition, and does not use the index of all scheduled jobs.
         Job.objects.using(using).filter(pk__in=rows, state__in=WAITING).update(**changes)
         return list(rows.values())
 
@@ -443,7 +443,7 @@ def _change_free(waiting: QuerySet[Job], using: str, limit: int, changes: dict[s
 
 
 def is_known_elsewhere(job: Job) -> bool:
-    """Whether a live worker of the job's queue, other than that which claimed it, knows its task."""
+    """Whether a live worker of the job's queue, other than the one that claimed it, knows its task."""
     assert job.node_id is not None
     others = Node.objects.using(job._state.db).filter(dead_at=None, stopping_at=None).exclude(pk=job.node_id)
     return any(job.task in tasks and job.queue in queues for tasks, queues in others.values_list("tasks", "queues"))
@@ -454,7 +454,7 @@ def make_due(using: str, limit: int, first: str = "run_at", at: Any = None, sinc
 
     Parameters:
         at: the time, if it is not now by the database's clock; only tests move it.
-        since: none is due before, as somebody saw; as the database writes it.
+        since: no job is due before this time, as an earlier query found; as the database writes it.
     """
     late = Job.objects.using(using).filter(state=State.SCHEDULED, run_at__lte=at or Now()).order_by(first)
     if since is not None:
@@ -490,7 +490,7 @@ def cancel(job_id: uuid.UUID, using: str, kind: str = "Cancelled", why: str = "c
 
 
 def cancel_waiting(using: str, limit: int, why: str) -> int:
-    """Cancel one batch of all that waits, and tell nobody."""
+    """Cancel one batch of all waiting jobs; no signal is sent, and no extension is asked."""
     ids = list(Job.objects.using(using).filter(state__in=WAITING).values_list("pk", flat=True)[:limit])
     return _cancel(ids, using, "Cancelled", why, is_told=False)
 
@@ -512,7 +512,7 @@ def _cancel(ids: Sequence[uuid.UUID], using: str, kind: str, why: str, is_told: 
             signals.cancelled.tell(job, using, error=job.error)
 
     done = databases.again_if_moved(using, write)
-    # With autocommit off nobody tells us of the commit.
+    # With autocommit off no hook tells us of the commit.
     knows = connections[using].in_atomic_block or connections[using].get_autocommit()
     if done and is_told and knows and signals.cancelled.receivers:
         transaction.on_commit(tell, using=using, robust=True)
@@ -522,7 +522,7 @@ def _cancel(ids: Sequence[uuid.UUID], using: str, kind: str, why: str, is_told: 
 def write_death(node_id: uuid.UUID, using: str, signed_off: bool = False) -> bool:
     """Declare a node dead, for ever. Its jobs are given back only after this is committed.
 
-    A database that has forgotten the node, and not its jobs, hears of both.
+    A database that lost the node's row, but not its jobs, gets a new row that says that the node is dead.
     """
     nodes, running = Node.objects.using(using), Job.objects.using(using).filter(state=State.RUNNING)
     if nodes.filter(pk=node_id, dead_at=None).update(dead_at=Now(), signed_off=signed_off) == 1:

@@ -30,7 +30,7 @@ def insert(jobs: Sequence[Job], using: str, batch_size: int | None) -> list[Job]
     """Insert jobs with unique keys into the caller's transaction; for each, return the job that waits now.
 
     Raises:
-        UniqueBusy: another transaction has a key, and does not come to its end; nothing was inserted.
+        UniqueBusy: another transaction has a key, and does not end in time; nothing was inserted.
         django.db.IntegrityError: a ``task_id`` that a job already has.
         ValueError: the key is taken by a job of another task.
     """
@@ -77,7 +77,7 @@ def insert(jobs: Sequence[Job], using: str, batch_size: int | None) -> list[Job]
 
 
 def stand_in(call: Job, holder: Job) -> Job:
-    """Make of a call that need not run a job that ends as the holder of its key does (``jobs.same``)."""
+    """Turn a call that need not run into a job that ends as the holder of its key does (``jobs.same``)."""
     free = dict.fromkeys(("unique_key", "unique_until", "unique_expires_at", "expires_at", "marker_key"))
     call.__dict__.update(free, task="jobs.same", args=[str(holder.pk)], kwargs={})
     return call
@@ -96,7 +96,7 @@ def describe(job: Job, say: Callable[[str], str] = str) -> str:
 
 
 def holder_of(job: Job) -> Job | None:
-    """The other job that has the unique key of this one; None if its ``unique_for=`` is over: it goes on without."""
+    """The other job that has this one's unique key; None if ``unique_for=`` of this one is over: it needs no key."""
     if job.unique_key is None:
         return None
     if job.unique_expires_at is not None and job.unique_expires_at <= databases.clock(str(job._state.db)):
@@ -108,12 +108,12 @@ def _holders(jobs: Sequence[Job], using: str) -> QuerySet[Job]:
     return Job.objects.using(using).filter(UNIQUE, unique_key__in={job.unique_key for job in jobs})
 
 
-#: Nobody has cancelled it yet, but it does not run any more: a call would be lost that took it for its own.
+#: An expired job that is not cancelled yet will not run any more: a call that took it for its own would be lost.
 _OVER = Q(unique_expires_at__lte=Now()) | Q(state__in=WAITING, expires_at__lte=Now())
 
 
 def _free_expired(jobs: Sequence[Job], using: str) -> None:
-    """``unique_for=`` is over, or the job has expired: the jobs that had the keys go on without."""
+    """``unique_for=`` is over, or the job has expired: the jobs that had the keys go on without them."""
     keys = list(_holders(jobs, using).filter(_OVER).values_list("pk", flat=True))
     if keys:
         store.of(using).free_unique_keys(keys, _OVER)

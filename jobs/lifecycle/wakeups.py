@@ -30,7 +30,7 @@ from jobs.store.notifications import Notifications
 #: PostgreSQL's channel; the payload is a :class:`News`.
 CHANNEL = "jobs_wakeup"
 
-#: The channel for those who wait for results; the payload is the id that Celery knows the job by.
+#: The channel for callers that wait for results; the payload is the job's id in Celery.
 ENDED = "jobs_ended"
 #: The payload that says: this caller waits for a result. Workers announce each end for so many seconds after it, and
 #: at no other time.
@@ -45,7 +45,7 @@ BURST, PAUSE = 5, 0.02
 _notified: dict[tuple[str, str], float] = {}
 
 
-#: The kinds of a wake-up: one job came; some came, and who finds one wakes the next.
+#: The kinds of a wake-up: one job came; several came, and a process that finds one wakes the next process.
 ONE, SOME = b"1", b"+"
 
 
@@ -54,7 +54,7 @@ class News(NamedTuple):
 
     queue: str
     jobs: int = 1
-    #: A random number, the same for all that hear it: by it nodes take turns.
+    #: A random number, the same for all nodes that hear it: it decides the nodes' turns.
     number: int = 0
 
     @classmethod
@@ -68,8 +68,8 @@ class News(NamedTuple):
     def turn(self, node: uuid.UUID, others: Mapping[uuid.UUID, Container[str]]) -> int:
         """The node's place in the line of those that look for these jobs.
 
-        With two new jobs the first two nodes have 0, and look at once. The others look later, in case those before them
-        are busy or dead. The number of the news shuffles the line. All nodes know the same nodes, roughly.
+        With two new jobs the first two nodes have 0, and look at once. The next nodes look later, in case the nodes
+        before them are busy or dead. The number of the news shuffles the line. All nodes know the same nodes, roughly.
 
         Parameters:
             others: the queues of each node that lives.
@@ -85,7 +85,7 @@ class News(NamedTuple):
 def notify(using: str, queues: Iterable[str]) -> None:
     """Tell the workers of the queue of each new job.
 
-    Call it after the commit; it never raises, and costs nothing where nobody listens.
+    Call it after the commit; it never raises, and does nothing on a database without NOTIFY.
     """
     if not store.of(using).has_notify:
         return
@@ -95,7 +95,7 @@ def notify(using: str, queues: Iterable[str]) -> None:
 
 
 def told(using: str) -> tuple[str, str] | None:
-    """What a statement tells by itself that makes one job ready, and commits; None: call :func:`notify` after it.
+    """The notification that a statement sends itself if it makes one job ready, and commits; None: :func:`notify` must.
 
     Returns:
         The channel, and what comes behind the name of the queue.
@@ -115,7 +115,7 @@ def _is_due(using: str, queue: str) -> bool:
 
 
 def answer(job: Job, using: str) -> None:
-    """Tell those who wait for results that a job has ended. Call it after the commit; it never raises."""
+    """Tell callers that wait for results that a job has ended. Call it after the commit; it never raises."""
     if worker_state.answers_until > time.monotonic() and store.of(using).has_notify:
         _send(using, ENDED, [job.task_id])
 
@@ -130,7 +130,7 @@ def _send(using: str, channel: str, payloads: list[str]) -> None:
 
 
 class ResultListener(ExitStack):
-    """Sleeps until one of some jobs may have ended: LISTEN on a connection of its own, where that is to be had."""
+    """Sleeps until one of some jobs may have ended: LISTEN on a connection of its own, if the database has it."""
 
     def __init__(self, alias: str) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ class Wakeup:
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._reader, False)
         os.set_blocking(self._writer, False)
-        #: Those who wait beside the ones that this one wakes.
+        #: The wake-ups of executors, which :meth:`send` wakes, too.
         self.others: list[Wakeup] = []
 
     def fileno(self) -> int:
@@ -172,18 +172,18 @@ class Wakeup:
         return self._reader
 
     def send(self, kind: bytes = SOME) -> None:
-        """There is news for whoever waits."""
+        """There is news: wake one process, and one executor of each kind."""
         for each in (self, *self.others):
             each.pass_on(kind)
 
     def pass_on(self, kind: bytes = SOME) -> None:
-        """There is more than the caller took, of its own kind."""
-        # The pipe is full: enough unread bytes to wake everybody.
+        """There is more than the caller took: wake another one of its kind."""
+        # The pipe is full: enough unread bytes to wake every process.
         with suppress(BlockingIOError):
             os.write(self._writer, kind)
 
     def take(self) -> bytes:
-        """Take one wake-up; empty: somebody was faster."""
+        """Take one wake-up; empty: another process was faster."""
         return self._take(1)
 
     def take_all(self) -> bytes:
@@ -196,7 +196,7 @@ class Wakeup:
         return b""
 
     def wait(self, timeout: float) -> bytes:
-        """Wait for a wake-up and take it; empty: none came within ``timeout`` seconds, or somebody was faster."""
+        """Wait for a wake-up and take it; empty: none came in ``timeout`` seconds, or another process was faster."""
         return self.take() if select.select([self._reader], [], [], timeout)[0] else b""
 
 

@@ -26,14 +26,14 @@ from typing import Any
 _DOCUMENT = 1 << 20
 _QUEUES_AT, _LIMITS_AT = 96, 96 + 16 + _DOCUMENT
 
-#: Where the processes of the slots stand, side by side: to look who is there is one step. Behind them their starts.
+#: Where the pids of all slots stand, side by side: one read finds the slots in use. Behind them: the start times.
 _PIDS = _LIMITS_AT + 16 + _DOCUMENT
 
-#: How often a document is read again that somebody writes at the moment, a millisecond apart.
+#: How often a document is read again while another process writes it, a millisecond apart.
 _READS = 50
 
-#: Phase, lease, token of the row, token of its claim, began, soft limit, hard limit, job; then what people read, what
-#: the body says of itself, and the wish that it should end: of which job and lease, and which one.
+#: Phase, lease, token of the row, token of its claim, began, soft limit, hard limit, job; then a text for people, what
+#: the body says of itself, and the wish that it should end: its job, its lease, and the number of the wish.
 _SLOT = struct.Struct("<qqqqddd16s")
 _TEXT = struct.Struct("1000s")
 _WISH = struct.Struct("<16sqq")
@@ -45,21 +45,21 @@ _SIZE = _WISH_AT + _WISH.size
 #: process, waits for something.
 IDLE, BUSY, NAMED, BODY, AWAITS = range(5)
 
-#: More processes and threads than one worker has. A slot is found by looking from a place of the process on.
+#: More processes and threads than one worker has. A process's slot is at a place given by its pid, or soon after it.
 MAX_PROCESSES = 1024
 
-#: Behind them are the slots of bodies of which one process has several. It takes a block of them.
+#: Behind them are the slots for processes that have several bodies. Each takes a block of slots.
 MAX_SHARED = 8192
 _MAX = MAX_PROCESSES + MAX_SHARED
 
 _STARTS = _PIDS + 8 * _MAX
 _HEADER = _STARTS + 8 * _MAX
 
-#: Why one body of several should end. What an unknown number says is no wish.
+#: Why one body of several should end. An unknown number is no wish.
 CANCELLED, REVOKED, KILLED = "Cancelled", "Revoked", "Killed"
 WISHES = {1: CANCELLED, 2: REVOKED, 3: KILLED}
 
-#: Seconds of a batch's first job after which the others are given back, and of a claim after which it is renewed.
+#: Seconds that a job runs until the rows behind it are given back; the age of a claim at which its rows are renewed.
 LONG, OLD = 2.0, 1.0
 
 
@@ -83,11 +83,11 @@ class Occupied:
 
     @property
     def is_dead(self) -> bool:
-        """Nobody runs the job any more."""
+        """Whether the process is dead: then no process runs the job."""
         return not is_alive(self.pid, self.start)
 
     def signal(self, number: int) -> None:
-        """Signal the process, if it is not dead: else it might be another one's pid by now."""
+        """Signal the process, if it is not dead: after its death the pid may be another process's."""
         if not self.is_dead:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -121,7 +121,7 @@ def _shared(kind: str, offset: int) -> Any:
 
 
 class _Text:
-    """A text that one process writes and others read. Before it stand its version, odd while it is written, and length.
+    """A text that one process writes and other ones read. Before it: its version, odd while it is written; its length.
 
     Race: a writer that dies in between leaves an odd version, and the next one writes over it.
     """
@@ -165,13 +165,13 @@ class WorkerState:
     holds = _shared("?", 43)
     #: Until when claims step over all that is ready, because of limits; on the machine's monotonic clock.
     rests_until = _shared("d", 48)
-    #: Until when somebody waits for results, and is told of each end; on the machine's monotonic clock.
+    #: Until when a caller waits for results, so that each end is announced; on the machine's monotonic clock.
     answers_until = _shared("d", 72)
-    #: Seconds since the node's last beat was written; 0 where nobody beats (outside of a worker).
+    #: Seconds since the node's last beat was written; 0 if there was none (outside of a worker).
     silence = property(lambda self: time.monotonic() - at if (at := self._heartbeat_at) else 0.0)
     #: Seconds since the worker was told to stop; None if it was not. It outlives a supervisor that dies.
     stopping_for = property(lambda self: time.monotonic() - at if (at := self._stop_at) else None)
-    #: Seconds since the worker was told to stop at once, whatever it runs; None if it was not.
+    #: Seconds since the worker was told to stop without waiting for its bodies; None if it was not.
     ending_for = property(lambda self: time.monotonic() - at if (at := self._end_at) else None)
 
     def __init__(self) -> None:
@@ -179,9 +179,9 @@ class WorkerState:
         self._pids = memoryview(self._memory)[_PIDS:_STARTS].cast("q")
         self._starts = memoryview(self._memory)[_STARTS:_HEADER].cast("q")
         self._lock = threading.Lock()
-        #: Where the processes stood at the last look, and in which slots.
+        #: The pids at the last look, as bytes, and the slots that had one.
         self._found: tuple[bytes, list[int]] = (b"", [])
-        #: A file by which processes take turns.
+        #: A file that processes lock to take turns.
         self._turn: Any = getattr(os, "memfd_create", lambda name: tempfile.mkstemp()[0])("jobs")
         self._queues = _Text(self._memory, _QUEUES_AT, _DOCUMENT)
         self._limits = _Text(self._memory, _LIMITS_AT, _DOCUMENT)
@@ -250,8 +250,8 @@ class WorkerState:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """One thread of one process at a time. A process that dies gives it back."""
-        # Callers run on Windows too, which has none; workers do not.
+        """A lock for one thread of one process at a time. The death of its process releases it."""
+        # Callers run on Windows too, which has no fcntl; workers do not.
         import fcntl
 
         with self._lock:
@@ -262,7 +262,7 @@ class WorkerState:
                 fcntl.lockf(self._turn, fcntl.LOCK_UN)
 
     def take(self) -> ProcessState:
-        """A slot for this process, or for a thread of it. A dead process keeps its own until it was finished."""
+        """A slot for this process, or for a thread of it. A dead process keeps its slot until its job was finished."""
         with self._alone():
             # By its pid, so that it is found quickly (``is_busy``).
             for step in range(MAX_PROCESSES):
@@ -276,12 +276,12 @@ class WorkerState:
         )
 
     def take_block(self, count: int) -> list[ProcessState]:
-        """So many slots for the bodies of this process, none of which is occupied, and one before them, which is."""
+        """An occupied slot for this process, and behind it so many free ones for its bodies."""
         self.has_blocks = True
         size, start = count + 1, start_of(os.getpid())
         with self._alone():
             for first in range(MAX_PROCESSES, MAX_PROCESSES + MAX_SHARED - size + 1, size):
-                # A dead process keeps those of its bodies until they were finished.
+                # A dead process keeps the slots of its bodies until their jobs were finished.
                 if not any(self._pids[first : first + size].tolist()):
                     slots = [ProcessState(self, first + n, start) for n in range(size)]
                     slots[0].occupy()
@@ -313,7 +313,7 @@ class WorkerState:
         return [self.read(index) for index in found[1]]
 
     def at_work(self) -> list[Occupied]:
-        """The slots of those that have jobs, or claim."""
+        """The slots of processes that have jobs, or claim."""
         return [slot for slot in self.occupied() if slot.phase != IDLE]
 
     def has_work(self, pid: int) -> bool:
@@ -321,7 +321,7 @@ class WorkerState:
         return self.is_busy(pid) or (self.has_blocks and any(slot.pid == pid for slot in self.at_work()))
 
     def is_busy(self, pid: int) -> bool:
-        """Whether the process has jobs that keep it from others."""
+        """Whether the process has jobs that keep it from other work."""
         for step in range(16):
             index = (61 * pid + step) % MAX_PROCESSES
             if self._pids[index] == pid:
@@ -339,7 +339,7 @@ class WorkerState:
         return about if about.get("id") == str(slot.job) else {}
 
     def said(self, known: dict[int, int]) -> Iterator[bytes]:
-        """What bodies have said since; ``known`` is for the reader, who remembers in it what was heard of each slot."""
+        """What bodies have said since; ``known`` keeps for the reader which version it has read of each slot."""
         for slot in self.occupied():
             version, text = self._said(slot.index).read()
             # Race: the body says something else at this moment, which is heard the next time.
@@ -411,13 +411,13 @@ class ProcessState:
         struct.pack_into("<q", self._memory, self._offset + 16, token)
 
     def say(self, text: bytes) -> bool:
-        """Leave a text for the supervisor, which writes it within a second; False: it is too long, or none listens."""
+        """Leave a text for the supervisor, which writes it within a second; False: too long, or no supervisor."""
         is_heard = self._worker_state.silence > 0 and len(text) <= _SAID_MOST
         self._worker_state._said(self._index).write(text if is_heard else b"")
         return is_heard
 
     def wished(self, job: uuid.UUID, lease: int) -> str | None:
-        """Why the job, under this lease, should end; None: nobody wishes that."""
+        """Why the job, under this lease, should end; None: it was not asked to."""
         key, of_lease, number = _WISH.unpack_from(self._memory, self._offset + _WISH_AT)
         return WISHES.get(number) if (key, of_lease) == (job.bytes, lease) else None
 
@@ -443,7 +443,7 @@ def dead(slots: Iterable[Occupied]) -> list[Occupied]:
 
 
 def start_of(pid: int) -> int:
-    """When the process began, in the system's ticks since it was started; 0 if it is dead, or nobody tells.
+    """When the process began, in ticks since the system's start; 0 if it is dead, or the system does not tell.
 
     A zombie that its parent has not reaped is dead.
     """

@@ -1,7 +1,7 @@
-"""What picks up whatever fell: the clock, rescue, prune, and the sessions of dead runs (``zombies.py``).
+"""Background upkeep of the jobs: the clock, rescue, prune, and ending the sessions of dead runs (``zombies.py``).
 
-Rescue and prune have a ``run_once() -> dict[str, int]``, the clock a ``tick()``, which says what it did. Any number of
-them may run side by side, beside every worker and as ``manage.py jobs rescue|prune``.
+Rescue and prune have ``run_once() -> dict[str, int]``, and the clock has ``tick()``: each returns what it did. Any
+number of them may run at once, in every worker and as ``manage.py jobs rescue|prune``.
 """
 
 import time
@@ -12,21 +12,21 @@ from jobs.models import Node
 
 
 def is_eldest(node: Callable[[], uuid.UUID] | None, using: str) -> bool:
-    """Whether the node is the oldest that lives: it does what one does for all. None: somebody wants it done here."""
+    """Whether the node is the oldest live one, which does the work for all. With None a person wants it done: True."""
     if node is None:
         return True
     living = Node.objects.using(using).filter(dead_at=None).order_by("started_at", "pk")
     return bool(living.values_list("pk", flat=True).first() == node())
 
 
-#: Seconds: shorter steps cost too little to be taken seldom.
+#: Seconds: steps shorter than this are cheap, and are never delayed.
 QUICK = 0.02
 
 
 class Seldom:
-    """Takes steps that mostly find nothing the more seldom, the longer they take.
+    """Takes steps that mostly find nothing: the longer a step takes, the less often it is taken.
 
-    Beside a transaction that stays open for long nothing is vacuumed, and a look steps over all that is over.
+    While a transaction stays open for long, nothing is vacuumed, and a look reads all the dead rows.
 
     Parameters:
         times: the pause after a step that found nothing, in multiples of its length.
@@ -37,7 +37,7 @@ class Seldom:
         self._next: dict[Hashable, float] = {}
 
     def take(self, name: Hashable, step: Callable[[], int]) -> int:
-        """What the step found; 0 if it is not its turn."""
+        """Take the step, if it is time for it, and return what it found; else 0."""
         begin, found = time.monotonic(), 0
         if begin < self._next.get(name, 0.0):
             return 0
@@ -46,10 +46,10 @@ class Seldom:
         finally:
             end = time.monotonic()
             took = end - begin
-            # Where it found some there may be more.
+            # If it found something, there may be more.
             self._next[name] = end if found or took < QUICK else end + self._times * took
         return found
 
     def clear(self) -> None:
-        """Take all of them at once."""
+        """Make every step due now."""
         self._next.clear()

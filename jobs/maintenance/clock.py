@@ -1,4 +1,4 @@
-"""What time brings: jobs come due, expire, or were asked to end while they waited; and what extensions do."""
+"""The clock: makes jobs due, expires them, ends waiting jobs that are cancelled, and calls extensions."""
 
 import datetime
 import time
@@ -23,23 +23,23 @@ from jobs.store.base import COMMITTED_WITHIN, Seen, Since
 
 T = TypeVar("T")
 
-LONGEST_TICK = 2.0  #: Seconds that each part of a tick takes at the most; the rest is done at the next tick.
+LONGEST_TICK = 2.0  #: The most seconds that each part of a tick takes; the rest is done at the next tick.
 
 #: A transaction that stays open for long keeps PostgreSQL from vacuuming, and a look from the start steps over the dead
-#: entries of all jobs that waited since. If two in a row take longer than SLOW_LOOK seconds, the next one comes after
-#: RARELY times their length, and after LONGEST_LOOK seconds at the latest. The looks in between begin where the last
-#: one ended. What comes due after that place is seen at once; what was committed late before it, within LONGEST_LOOK.
+#: entries of all jobs that waited since. If two such looks in a row take longer than SLOW_LOOK seconds, the next comes
+#: after RARELY times their length, at most after LONGEST_LOOK seconds. The looks in between begin where the last one
+#: ended: they see what comes due after that place; a job committed late before it waits up to LONGEST_LOOK seconds.
 SLOW_LOOK, RARELY, LONGEST_LOOK = 0.02, 50, 30.0
 
-#: How many batches come due in one statement. Many jobs may be due at the same second, and the last must not wait long.
+#: How many batches one statement makes due. Many jobs may be due in the same second, and the last must not wait long.
 DUE_BATCHES = 10
 
 
 @dataclass
 class _Position:
-    """Where the looks at a database begin: everything before was done when the last one was taken."""
+    """Where the short looks at a database begin: everything before that place was done at the last look."""
 
-    #: On the monotonic clock: until then they begin there, and after that once more from the start.
+    #: On the monotonic clock: until then looks begin at this place; the next one begins at the start again.
     until: float = 0.0
     #: Seconds that the last look from the start took.
     took: float = 0.0
@@ -47,17 +47,17 @@ class _Position:
     late: datetime.datetime | None = None
 
     def move(self, now: datetime.datetime, due: Any, late: Any) -> None:
-        """To the first that is due, or expired; it may be locked, and stay."""
+        """Move to the first job that is due, or expired: it may be locked, and so stay there."""
         end = now - datetime.timedelta(seconds=COMMITTED_WITHIN)
         self.due, self.late = min(due or end, end), min(late or end, end)
 
 
-#: Of each database, and of each kind of look.
+#: For each database and each kind of look.
 _positions: dict[tuple[str, str], _Position] = defaultdict(_Position)
 
 
 def tick() -> dict[str, int]:
-    """Do what is due, and wake a process if there is work without a notification. All workers do it side by side."""
+    """Do what is due, and wake a process if there is work without a notification. All workers do this concurrently."""
     done = {"due": 0, "expired": 0, "cancelled": 0}
     answers: dict[str, dict[str, Any]] = {}
     databases.everywhere(partial(_tick, done=done, answers=answers))
@@ -71,7 +71,7 @@ def _look(using: str, asked: Mapping[str, str], since: Since | None) -> Seen:
     try:
         return at.look(worker_state.queues, asked.values(), since)
     except (ProgrammingError, OperationalError) as exc:
-        # A table of an extension may not be migrated here. That keeps no job of the core waiting.
+        # A table of an extension may not be migrated here. That must not keep the core's jobs waiting.
         seen = at.look(worker_state.queues, (), since)
         if using not in _unasked:
             _unasked.add(using)
@@ -80,7 +80,7 @@ def _look(using: str, asked: Mapping[str, str], since: Since | None) -> Seen:
         return seen
 
 
-#: The databases of which the log says that extensions cannot ask them.
+#: The databases for which it was logged already that extensions cannot query them.
 _unasked: set[str] = set()
 
 
@@ -107,17 +107,17 @@ def _tick(using: str, done: dict[str, int], answers: dict[str, dict[str, Any]]) 
         _seldom.take(("parked", using), partial(_let_go, using))
 
 
-#: Of a tick they come last: an error or a wait there keeps nothing else from its time.
+#: These steps come last in a tick: an error or a wait in them delays no other step.
 _seldom = Seldom(20)
 
 
-#: Tasks that jobs wait for somebody to know: so many are looked at, and whether this worker could import each.
+#: How many unknown tasks that jobs wait for are looked at; and for each whether this worker could import it.
 UNKNOWN_TASKS = 100
 _imported: dict[str, bool] = {}
 
 
 def _let_go(using: str) -> int:
-    """Jobs of tasks that no worker knew, and that this one knows."""
+    """Let jobs go on that waited for a worker that knows their task, if this worker does."""
     node = Node.objects.using(using).filter(pk=worker_state.node)
     if (
         worker_state.is_quiet
@@ -128,7 +128,7 @@ def _let_go(using: str) -> int:
     if new := [
         job.task for job in transitions.unknown(using, UNKNOWN_TASKS) if job.task not in tasks and _can_import(job)
     ]:
-        # Others leave them to this worker.
+        # Other workers leave jobs of these tasks to this one.
         tasks = [*tasks, *new]
         node.update(tasks=tasks)
     limit = DUE_BATCHES * conf().BATCH
@@ -136,9 +136,9 @@ def _let_go(using: str) -> int:
 
 
 def _can_import(job: Job) -> bool:
-    """Whether an extension finds its task. What was found, or raised, is not asked for again in a worker's life."""
+    """Whether an extension finds the job's task. The worker remembers what was found, or raised, until it ends."""
     if job.task not in _imported:
-        # Code of the project may raise anything.
+        # The project's code may raise anything.
         try:
             if not any(find(job) is not None for find in extensions.through("find")):
                 return False
@@ -151,13 +151,13 @@ def _can_import(job: Job) -> bool:
 def _make_due(using: str, since: Any) -> int:
     queues = transitions.make_due(using, DUE_BATCHES * conf().BATCH, since=since)
     if len(queues) == DUE_BATCHES * conf().BATCH:
-        # There are more. What comes due at this moment must not wait behind them.
+        # There are more. A job that came due just now must not wait behind them.
         queues += transitions.make_due(using, conf().BATCH, "-run_at", since=since)
     return _told(using, queues)
 
 
 def _told(using: str, queues: list[str]) -> int:
-    """After each batch: the first of many must not wait for the last."""
+    """Notify after each batch: the first jobs of many must not wait for the last."""
     if queues:
         notify(using, queues)
         wakeup.send()
@@ -180,13 +180,13 @@ def has_ready(using: str, queues: list[str]) -> bool:
 
 
 def _looked(using: str, kind: str, look: Callable[[_Position | None], T]) -> T:
-    """Look at a database: from the start, or (given a place) from where the last such look ended."""
+    """Look at a database: from the start, or (``look`` gets a place) from where the last such look ended."""
     place, begin = _positions[using, kind], time.monotonic()
     is_short = begin < place.until
     found = look(place if is_short else None)
     if store.of(using).claims_after and not is_short:
         end = time.monotonic()
-        # A single one may have waited for anything.
+        # The shorter of two: a single look may have been slow for any reason.
         cost, place.took = min(place.took, end - begin), end - begin
         if cost > SLOW_LOOK:
             place.until = end + min(RARELY * cost, LONGEST_LOOK)

@@ -1,4 +1,4 @@
-"""Delete what ended long ago, in parts: only an end state can be deleted, and nothing whose result others replay."""
+"""Delete jobs that ended long ago, in batches: only ended jobs, and no job whose result other jobs may replay."""
 
 import datetime
 import math
@@ -23,36 +23,36 @@ from jobs.maintenance import is_eldest
 from jobs.models import ENDED, Action, Job, Marker, Node, State
 from jobs.store import databases, results, shared
 
-NODE_RETENTION = 7 * 86400.0  #: Seconds for which a dead node is kept, for people to read.
+NODE_RETENTION = 7 * 86400.0  #: Seconds for which a dead node is kept, for people to see.
 
-#: Seconds between the beginnings of two walks through all of history. In between only what has grown old is looked at:
-#: most of what is older is kept for its marker.
+#: Seconds between the starts of two walks through the whole history. In between, prune looks only at jobs that have
+#: become old since: most older jobs are kept for their marker.
 FULL_WALK = 3600.0
 
-#: Seconds after which it is a problem that an old job is still there: what a marker kept goes with a new walk.
+#: Seconds after which an old job that is still there is a problem. (After its marker, a job goes with the next walk.)
 LATE = 2 * FULL_WALK
 
-#: Where a walk through history is: ``finished_at`` as the database writes it, and the id. SQLite compares moments as
-#: texts, and Django would write the same moment as another text.
+#: How far a walk through history has come: ``finished_at`` as the database writes it, and the id. SQLite compares
+#: moments as texts, and Django would write the same moment as a different text.
 Position = tuple[str, uuid.UUID]
 
 
 class Prune:
-    """Deletes what ended long ago. Of several workers only the oldest does it.
+    """Deletes jobs that ended long ago. If there are several workers, only the oldest does it.
 
     Parameters:
-        node: this process's own node; without one it is no worker, and somebody wants it done.
+        node: this process's own node. Without one it is no worker: a person runs it, and it always prunes.
     """
 
     def __init__(self, side: databases.SideDatabase, node: Callable[[], uuid.UUID] | None = None) -> None:
         self.side, self._node = side, node
-        #: For each database: how far the walk has come, and when it began.
+        #: For each database, how far the walk has come, and when it began.
         self._walks: dict[str, tuple[Position | None, float]] = {}
-        #: The last round ended by its budget: more is to be deleted.
+        #: Whether the last round ended because of its budget: there is more to delete.
         self.is_behind = False
 
     def run_once(self, budget: float = math.inf) -> dict[str, int]:
-        """Delete batch after batch; stop after ``budget`` seconds, and go on there the next time."""
+        """Delete batch after batch; stop after ``budget`` seconds, and continue from there the next time."""
         self.is_behind = False
         done = Counter({"jobs": 0, "markers": 0, "nodes": 0})
         databases.everywhere(partial(self._run, budget=budget, done=done))
@@ -67,7 +67,7 @@ class Prune:
         if not is_eldest(self._node, using):
             return
         began = time.monotonic()
-        # Markers have half of the time, and come first: jobs are kept as long as their markers.
+        # Markers come first, and have half of the time: jobs are kept as long as their markers.
         while time.monotonic() < began + budget / 2 and (count := markers.delete_expired(using, batch(using))):
             done["markers"] += count
             shared.give_way()
@@ -84,12 +84,12 @@ class Prune:
         self.is_behind |= time.monotonic() >= began + budget
 
     def _step(self, using: str) -> int | None:
-        """Delete the next jobs; how many these were, or None at the end of history."""
+        """Delete the next jobs. Returns how many, or None at the end of history."""
         now = time.monotonic()
         place, began = self._walks.get(using, (None, now))
         found = list(walk(using, place, batch(using)).values_list("pk", "place", "is_over"))
         if not found:
-            # At the end of history: go on with what grows old, until it is time for a new walk.
+            # At the end of history: continue with jobs that become old, until it is time for a new walk.
             self._walks[using] = (None, now) if now - began > FULL_WALK else (place, began)
             return None
         keys = [key for key, _, is_over in found if is_over]
@@ -105,14 +105,14 @@ class Prune:
 
 
 def batch(using: str) -> int:
-    """How many rows go in one statement."""
+    """How many rows one statement deletes."""
     return conf().BATCH * store.of(using).old_batches
 
 
 def _named(using: str) -> set[uuid.UUID] | None:
-    """The nodes that running jobs name, at home those of all databases; None: one is away, and may name any node.
+    """The nodes that running jobs name (at home: in all databases). None: a database is away, and may name any node.
 
-    Only home tells the others who is dead.
+    Only home tells the other databases which nodes are dead.
     """
     found: set[uuid.UUID] = set()
     for alias in conf().DATABASES if using == databases.home() else [using]:
@@ -126,7 +126,7 @@ def _named(using: str) -> set[uuid.UUID] | None:
 
 
 def walk(using: str, behind: Position | None, limit: int) -> Any:
-    """The next ended jobs, oldest first, with ``place`` and ``is_over``; also those that are not over."""
+    """The next ended jobs, oldest first, with ``place`` and ``is_over``; also jobs that are still to be kept."""
     rows, ages = Job.objects.using(using), _retentions(using).values()
     rows = rows.filter(finished_at__lt=now_plus(-min(ages))) if ages else rows.none()
     if behind is not None:
@@ -138,10 +138,10 @@ def walk(using: str, behind: Position | None, limit: int) -> Any:
 
 
 def _retentions(using: str) -> dict[tuple[State, ...], float]:
-    """For how many seconds ended jobs are kept; what is kept for ever is left out."""
+    """For how many seconds ended jobs are kept; states that are kept for ever are left out."""
     age = conf().RETENTION
     if age is not None and age >= 3 * 86400.0 and store.of(using).is_divided:
-        # They go with the others of their day. What is left is deleted row by row a day later.
+        # All jobs of a day are deleted together. Jobs that are left are deleted row by row a day later.
         age += 86400.0
     every = {(State.SUCCEEDED, State.CANCELLED): age, (State.FAILED,): conf().RETENTION_FAILED}
     return {states: age for states, age in every.items() if age is not None}
@@ -153,23 +153,23 @@ def _old(using: str) -> Q:
 
 
 def _over(using: str) -> Any:
-    """The condition that the retention is over, and no marker points at the result.
+    """The condition that a job's retention is over, and no marker points at its result.
 
-    What extensions keep is asked of the few that are deleted: for a whole walk PostgreSQL would read the whole table.
+    Extensions are asked only about the few jobs to be deleted: in a walk PostgreSQL would read the whole table.
     """
-    # By the marker's job: the row of an adopted job has no ``marker_key``.
+    # Compare the marker's ``job``: the row of an adopted job has no ``marker_key``.
     return _old(using) & ~Exists(Marker.objects.using(using).filter(job=OuterRef("pk")))
 
 
 def delete_old(keys: Sequence[uuid.UUID], using: str) -> int:
-    """Delete those that are old enough. Race with a replay: a row that somebody has locked is left for another time."""
+    """Delete the jobs that are old enough. Race with a replay: a row that another transaction has locked is left."""
     with transaction.atomic(using=using):
         old = Job.objects.filter(_old(using), store.of(using).among("pk", keys))
         return _delete(databases.free(_unneeded(old, using)), using)
 
 
 def delete(keys: Sequence[uuid.UUID], using: str) -> int:
-    """Delete those of the jobs that have ended (else a replay was faster), and that no extension keeps."""
+    """Delete those of the jobs that have ended (a replay may have been faster), and that no extension keeps."""
     over = _unneeded(Job.objects.filter(store.of(using).among("pk", keys), state__in=ENDED), using)
     return databases.again_if_moved(using, lambda: _delete(over.select_for_update(), using))
 
@@ -183,7 +183,7 @@ def _unneeded(jobs: QuerySet[Job], using: str) -> QuerySet[Job]:
 
 
 def _delete(locked: QuerySet[Job], using: str) -> int:
-    # By their ids alone: for a DELETE with a subquery MySQL reads, and locks, the whole table.
+    # Delete by ids only: for a DELETE with a subquery MySQL reads, and locks, the whole table.
     if not (ids := list(locked.values_list("pk", flat=True))):
         return 0
     over = Job.objects.using(using).filter(store.of(using).among("pk", ids))
@@ -196,9 +196,9 @@ def _delete(locked: QuerySet[Job], using: str) -> int:
 
 
 def behind(using: str) -> datetime.datetime | None:
-    """When the oldest job ended that should be gone since :data:`LATE` seconds; None: prune keeps up.
+    """The end of the oldest job that should have been deleted :data:`LATE` seconds ago; None: prune keeps up.
 
-    It comes last to what ended last. So one batch there decides, and one of the oldest says since when.
+    Prune comes last to what ended last. So one batch of those decides, and one batch of the oldest says since when.
     """
     jobs, found = Job.objects.using(using), None
     for order in ("-finished_at", "finished_at") if (ages := _retentions(using).values()) else ():

@@ -1,4 +1,4 @@
-"""Judge which nodes are dead, give back their jobs, and those that nobody runs on this one."""
+"""Judge which nodes are dead, and give back their jobs, and this node's jobs that no process runs."""
 
 import logging
 import time
@@ -26,48 +26,48 @@ from jobs.models.columns import ORDER
 from jobs.store import databases, heartbeats, shared
 from jobs.store.databases import SideDatabase
 
-#: The pause after a look at what runs, in multiples of its length: it costs two percent of a core at the most.
+#: The pause after a look at the running jobs, in multiples of its length: that costs at most two percent of a core.
 RARELY = 50
 
-VISITOR = uuid.UUID(int=1)  #: Beats for a rescuer that is no worker (``manage.py jobs rescue``).
+VISITOR = uuid.UUID(int=1)  #: The node id of the heartbeat of ``manage.py jobs rescue``, which is no worker.
 
 
 class Rescue:
-    """Watches the heartbeats of all nodes (Quartz's clustered check-in, judged by a monotonic clock).
+    """Watches the heartbeats of all nodes (as Quartz's clustered check-in, but judged by a monotonic clock).
 
-    This process alone judges: a node is dead if its beat stood still for ``DEAD_AFTER`` while this process could write
-    to the database all the time. The clocks of other machines do not count, and after an outage of the database
-    everybody gets the full time again.
+    Each process judges by itself: a node is dead if its beat stood still for ``DEAD_AFTER`` while this process could
+    write to the database all the time. The clocks of other machines do not count, and after an outage of the database
+    every node gets the full time again.
 
     Parameters:
-        node: this process's own node, whose beat proves that it can write; without one it beats before each look.
+        node: this process's own node, whose beat proves that it can write; a process without one beats at each look.
     """
 
     def __init__(self, side: SideDatabase, node: Callable[[], uuid.UUID] = lambda: VISITOR) -> None:
         self.side, self._node = side, node
-        #: The count of beats of each node, and since when it has stood still.
+        #: For each node its count of beats, and since when that has stood still.
         self._seen: dict[uuid.UUID, tuple[int, float]] = {}
         self._own, self._last_write = -1, 0.0
-        #: Those that beat and are not alive, or were declared dead in this look.
+        #: Nodes that beat although they are not alive, or were declared dead in this look.
         self._strange: set[uuid.UUID] = set()
-        #: Those that the databases take for alive (:func:`_unburied`), and when to ask again.
+        #: Nodes that the databases take for alive (:func:`_unburied`), and when to ask again.
         self._named: set[uuid.UUID] = set()
         self._ask_at = 0.0
         self._seldom = Seldom(RARELY)
-        #: The queues of each node that lives, and does not stop.
+        #: The queues of each node that is alive, and not stopping.
         self.living: dict[uuid.UUID, Collection[str]] = {}
 
     def run_once(self) -> dict[str, int]:
         done = {"nodes": 0, "jobs": 0}
         for node_id in self._silent():
-            # Race: the burial before may have waited while nobody could write, and now all beat again.
+            # Race: the previous burial may have waited while no process could write, and by now all nodes beat again.
             if heartbeats.read(self.side).get(node_id, -1) == self._seen[node_id][0]:
                 done["nodes"] += bury(node_id)
                 self._strange.add(node_id)
         if done["nodes"]:
             self._seldom.clear()
         done["jobs"] = databases.everywhere(lambda alias: self._seldom.take(alias, partial(rescue_all, alias)))
-        # A beat of a node that is dead must miss its row, so that the node notices.
+        # A dead node's next beat must find no row, so that the node notices that it is dead.
         if self._strange:
             dead = Node.objects.using(databases.home()).filter(pk__in=self._strange, dead_at__isnull=False)
             for node_id in dead.values_list("pk", flat=True):
@@ -76,23 +76,23 @@ class Rescue:
 
     def _silent(self) -> list[uuid.UUID]:
         if self._node() == VISITOR and not heartbeats.send(self.side, VISITOR):
-            with suppress(IntegrityError):  # Another visitor was faster.
+            with suppress(IntegrityError):  # Another visitor inserted it first.
                 heartbeats.first(self.side, VISITOR)
         now = time.monotonic()
         counts = heartbeats.read(self.side)
         own = counts.get(self._node(), -1)
-        # This process was there between its own beats. It may have been away before the first of them.
+        # This process was running between its own beats. It may have been away before the first of them.
         written = max(0, own - self._own - 1) * conf().HEARTBEAT
         if now - self._last_write - written > conf().DEAD_AFTER / 2:
-            # This process was away, or nobody could write: nothing is known of the others.
+            # This process was away, or no process could write: nothing is known about other nodes.
             self._seen.clear()
         if own != self._own:
             self._own, self._last_write = own, now
         if now >= self._ask_at:
-            # Seldom: it reads all that runs, and finds something only where a database was restored or pruned.
+            # Done seldom: it reads all running jobs, and finds a node only if a database was restored or pruned.
             self._ask_at, self._named = now + conf().DEAD_AFTER, set()
             databases.everywhere(lambda alias: self._named.update(_unburied(alias)))
-        # Race: a node has its row at home before that elsewhere, and before its first beat. So home is read last.
+        # Race: a node writes its row at home before its rows elsewhere and its first beat. So home is read last.
         known = Q(dead_at=None) | Q(pk__in=self._named)
         found = Node.objects.using(databases.home()).filter(known).only("dead_at", "stopping_at", "queues")
         at_home = {row.pk: row.dead_at for row in found}
@@ -113,7 +113,7 @@ class Rescue:
 
 
 def _unburied(using: str) -> set[uuid.UUID]:
-    """The nodes that a database takes for alive, beside home, and those that its running jobs name without a row."""
+    """The nodes that a database other than home takes for alive, and nodes without a row that its running jobs name."""
     nodes = Node.objects.using(using)
     running = Job.objects.using(using).filter(~Exists(nodes.filter(pk=OuterRef("node"))), state=State.RUNNING)
     found = {node_id for node_id in running.values_list("node", flat=True).distinct() if node_id is not None}
@@ -123,7 +123,7 @@ def _unburied(using: str) -> set[uuid.UUID]:
 def bury(node_id: uuid.UUID, *, by_itself: bool = False) -> int:
     """Declare a node dead in every job database; 1 if this call declared it. Its jobs are given back after that."""
     declared = transitions.write_death(node_id, databases.home(), by_itself)
-    # A database that is away is told later: the jobs in the others need not wait for it.
+    # A database that is away is told later: jobs in other databases need not wait for it.
     elsewhere = databases.everywhere(
         partial(transitions.write_death, node_id, signed_off=by_itself), conf().DATABASES[1:]
     )
@@ -134,20 +134,20 @@ def bury(node_id: uuid.UUID, *, by_itself: bool = False) -> int:
 
 
 def rescue_all(using: str) -> int:
-    """Give back the jobs that dead nodes were running, whoever declared these dead."""
+    """Give back the jobs that dead nodes were running, whichever process declared those dead."""
     if using != databases.home():
-        # Tell this database of the nodes that are dead at home.
+        # Tell this database which nodes are dead at home.
         dead = Node.objects.using(databases.home()).filter(pk__in=_unburied(using), dead_at__isnull=False)
         for node_id, signed_off in dead.values_list("pk", "signed_off"):
             transitions.write_death(node_id, using, signed_off)
     runs = _runs(using, node__dead_at__isnull=False)
-    # First, so that the next run does not wait for the locks of this one.
+    # First end the sessions, so that the next run does not wait for the locks of the dead one.
     end_backends([(key, lease) for key, lease, _ in runs], using)
     return _lose_all(runs, using, _lose("NodeLost", "the worker died"))
 
 
 def _runs(using: str, **where: Any) -> list[Claimed]:
-    # Mostly nothing runs at all, and that is asked quickly.
+    # Mostly nothing runs, and a quick query shows that.
     if not store.of(using).has_running():
         return []
     rows = Job.objects.using(using).filter(state=State.RUNNING, **where)
@@ -156,15 +156,15 @@ def _runs(using: str, **where: Any) -> list[Claimed]:
 
 
 def _lose_all(runs: list[Claimed], using: str, lose: Callable[[Job], bool]) -> int:
-    """Give back all that is left of dead claims. What has not been begun counts nothing.
+    """Give back all jobs left of dead claims. For jobs that have not begun it counts as no loss.
 
-    Race: another rescuer looks meanwhile, or this one dies. So of each claim the row that counts is given back last: as
-    long as it has rows, the one that counts is among them.
+    Race: another rescuer looks meanwhile, or this one dies. So in each claim the job that counts is given back last: as
+    long as any of the claim's rows are left, that job's row is among them.
     """
     lost = claims.begun(runs)
     handed_back = {run: _finish_all([run], using, "handed_back", _HAND_BACK) for run in runs if run not in lost}
-    # A row that was not begun may be locked. Then the one that was begun stays too: otherwise the next look would take
-    # the other for the first, and count it as begun.
+    # The row of a job that has not begun may be locked. Then the begun one stays too: otherwise the next look would
+    # take the locked row for the first of its claim, and count it as begun.
     left = {abs(run[2]) for run, is_done in handed_back.items() if not is_done and run[0] not in _reported}
     counted = [run for run in lost if abs(run[2]) not in left]
     for run in lost:
@@ -179,12 +179,12 @@ def _lose_all(runs: list[Claimed], using: str, lose: Callable[[Job], bool]) -> i
 
 _HAND_BACK = partial(transitions.hand_back, delay=0)
 
-#: Why a run ended whose process was ended for the sake of another one.
+#: The reason of a run whose process was ended because of another run in it.
 BESIDE = "Beside"
 
 
 def _finish_all(runs: list[Claimed], using: str, action: str, transition: Callable[[Job], bool]) -> int:
-    # Race: another node may give the same jobs back, and a third one may run them by now.
+    # Race: another node may have given the same jobs back, and a third node may run them by now.
     return sum(_finish(key, using, action, transition, lease=lease, token=token) for key, lease, token in runs)
 
 
@@ -196,12 +196,12 @@ def _error(job: Job, kind: str, text: str) -> dict[str, Any]:
     return transitions.error_entry(kind, text, attempt=job.lease)
 
 
-_reported: set[uuid.UUID] = set()  #: The rows that cannot be given back: they stay running until somebody mends them.
-_waiting: set[uuid.UUID] = set()  #: Those of which the log says that they are given back later.
+_reported: set[uuid.UUID] = set()  #: Rows that cannot be given back: they stay running until a person repairs them.
+_waiting: set[uuid.UUID] = set()  #: Jobs for which it was logged that they are given back later.
 
 
 def _finish(key: uuid.UUID, using: str, action: str, transition: Callable[[Job], bool], **where: Any) -> int:
-    """Finish one job. A bad row never stops the others; it is logged once."""
+    """Finish one job. A bad row does not stop the rest; it is logged once as an error."""
     shared.give_way()
     found: list[Job] = []
 
@@ -216,7 +216,7 @@ def _finish(key: uuid.UUID, using: str, action: str, transition: Callable[[Job],
         if databases.is_lost(exc, using):
             raise
         if databases.is_conflict(exc):
-            # Nothing is wrong with the row: the next look gives it back.
+            # Nothing is wrong with the row: the next look will give it back.
             return 0
         fields = logs.fields(found[0]) if found else {"job": str(key)}
         level = logging.DEBUG if key in _reported else logging.ERROR
@@ -228,7 +228,7 @@ def _finish(key: uuid.UUID, using: str, action: str, transition: Callable[[Job],
     _waiting.discard(key)
     job = found[0]
     if action == "crashed":
-        # Its process is gone. The finish has decided whether the body did it.
+        # Its process is gone. ``transition`` has decided whether the body was the cause.
         error = job.own_error
         action = "handed_back" if error is None else "rescued" if error["type"] == "NodeLost" else action
     report(job, using, action, action.replace("_", " "), logging.WARNING)
@@ -236,7 +236,7 @@ def _finish(key: uuid.UUID, using: str, action: str, transition: Callable[[Job],
 
 
 class OwnJobs:
-    """The jobs of this very node: those whose process died, and those that no process has.
+    """The jobs of this node itself: jobs whose process died, and jobs that no process has.
 
     Parameters:
         main: the process id of the worker's main process.
@@ -244,30 +244,30 @@ class OwnJobs:
 
     def __init__(self, main: int) -> None:
         self._main = main, start_of(main)
-        #: The databases in which each dead slot is finished already; another may be away.
+        #: For each dead slot, the databases in which its jobs are finished already; other databases may be away.
         self._finished: dict[Occupied, set[str]] = {}
-        #: Of each claim that waits behind a long body the databases in which it was given back.
+        #: For each claim that waits behind a long body, the databases in which it was given back.
         self._handed_back: dict[int, set[str]] = {}
-        #: For each database the jobs that no process had, and for how many beats.
+        #: For each database, the jobs that no process has had, and for how many beats.
         self._unseen: dict[str, dict[Claimed, int]] = {}
         self._seldom = Seldom(RARELY)
-        #: The runs whose process this node has ended itself: the type of the error, and its text.
+        #: The runs whose process this node itself has ended: the type of the error, and its text.
         self._ended: dict[tuple[uuid.UUID, int], tuple[str, str]] = {}
 
     def expect_end(self, slot: Occupied, kind: str, text: str) -> None:
-        """This node ends the run's process: ``TimeLimitExceeded``, ``Revoked`` or ``Killed``."""
-        # Race: several bodies of one process come to their ends together. The first reason of each counts.
+        """This node is about to end the run's process, for ``TimeLimitExceeded``, ``Revoked`` or ``Killed``."""
+        # Race: several runs of one process are to be ended at the same time. For each run the first reason counts.
         if self._ended.get((slot.job, slot.lease), (BESIDE,))[0] == BESIDE:
             self._ended[slot.job, slot.lease] = (kind, text)
         for other in worker_state.occupied():
-            # The one that keeps the process from answering is no innocent.
+            # A body that keeps the shared process from answering is a cause itself: it is not let off.
             is_culprit = slot.is_shared and other.is_shared and other.phase == BODY
             if other.pid == slot.pid and other.has_job and other.index != slot.index and not is_culprit:
                 self._ended.setdefault((other.job, other.lease), (BESIDE, ""))
 
     def finish_dead(self) -> int:
-        """Finish the jobs whose process died. It reads memory only, as long as none did."""
-        # Race: first what was announced, then the worker state. An end that is announced in between is kept.
+        """Finish the jobs whose process died. If no process died, it only reads memory."""
+        # Race: read the announced ends first, then the worker state. An end that is announced in between is kept.
         announced = set(self._ended)
         occupied = worker_state.occupied()
         for run in announced - {(slot.job, slot.lease) for slot in occupied}:
@@ -290,12 +290,12 @@ class OwnJobs:
             if slot.batch:
                 done += transitions.hand_back_claim(alias, worker_state.node, slot.batch, begun)
             where = {"node_id": worker_state.node, "lease": slot.lease, "token": slot.token}
-            # Without a job it waited, or claimed: then nobody has what it got, and two beats give that back.
+            # Without a job the process was waiting or claiming. What it claimed has no process: two beats give it back.
             if begun is not None:
                 end_backends([(begun, slot.lease)], alias)
                 done += _finish(begun, alias, "crashed", partial(self._end, slot), **where)
                 if Job.objects.using(alias).filter(pk=begun, state=State.RUNNING, **where).exists():
-                    # What is left of the process has locked the row: the next look finishes it.
+                    # A leftover of the process (its session) still has the row locked: the next look finishes the job.
                     continue
             finished.add(alias)
         if done:
@@ -311,7 +311,7 @@ class OwnJobs:
         if kind == BESIDE:
             return transitions.hand_back(job, 0)
         if worker_state.stopping_for is not None:
-            # A worker that stops kills its processes: not the job's fault.
+            # A worker that stops kills its processes: it is not the job's fault.
             return transitions.hand_back(job, 0)
         if not is_alive(*self._main):
             # The process died with its worker.
@@ -324,14 +324,14 @@ class OwnJobs:
         return transitions.crash(job, error, conf().MAX_CRASHES if own is None else int(own))
 
     def hand_back_waiting(self) -> int:
-        """Give back what waits behind a long body, for whoever is free.
+        """Give back the claimed jobs that wait behind a long body, for any free process.
 
-        Race with the process, which may end that body at this moment: see ``transitions.hand_back_claim``.
+        Race: the process may end that body at this moment. See ``transitions.hand_back_claim``.
         """
-        # All at once: by the time that one is given back, the next one's process may have begun another job in time.
+        # Read all slots at once: while one claim is given back, the process of the next may already begin another job.
         waiting = {slot.batch: slot.job for slot in worker_state.occupied() if slot.holds_up}
         self._handed_back = {batch: self._handed_back.get(batch, set()) for batch in waiting}
-        # One by one: a claim that the database refuses keeps no other one here.
+        # One by one: if the database refuses one claim, the rest are still given back.
         done = sum(databases.everywhere(partial(self._hand_back_claim, *each)) for each in waiting.items())
         if done:
             wakeup.send()
@@ -345,11 +345,11 @@ class OwnJobs:
         return done
 
     def hand_back_orphans(self) -> int:
-        """Give back what no process has had for two beats (its end could not be written, or an answer was lost)."""
+        """Give back jobs that no process has had for two beats (an end could not be written, or an answer was lost)."""
         return databases.everywhere(lambda alias: self._seldom.take(alias, partial(self._hand_back_orphans_in, alias)))
 
     def _hand_back_orphans_in(self, alias: str) -> int:
-        # Race: first the rows, then the worker state. A row that a process claims meanwhile is not among them.
+        # Race: read the rows first, then the worker state. A row that a process claims in between is not among them.
         rows = _runs(alias, node_id=worker_state.node)
         slots = worker_state.occupied()
         alive = set(slots).difference(dead(slots))
@@ -360,7 +360,7 @@ class OwnJobs:
         return _lose_all(late, alias, _lose("Orphaned", "no process of the worker ran it"))
 
     def hand_back_all(self) -> int:
-        """Give back what still ran when the worker's processes had stopped; it counts nowhere."""
+        """Give back the jobs that still ran when the worker's processes had stopped; it does not count as a loss."""
         return databases.everywhere(self._hand_back_all_in)
 
     def _hand_back_all_in(self, alias: str) -> int:

@@ -18,12 +18,12 @@ from jobs.store.databases import is_lost
 
 CURE = "GRANT pg_signal_backend, pg_read_all_stats TO {role}, or let all workers log in with the same role"
 
-#: The databases and roles whose sessions stay; each is told of once.
+#: Databases, and roles whose sessions may not be ended there: each pair is logged once.
 _told: set[tuple[str, str]] = set()
 
 
 def end_backends(runs: Sequence[tuple[uuid.UUID, int]], using: str) -> None:
-    """End the server processes of runs (job and lease) that are known to be over; the job may have another by now."""
+    """End the server processes of runs (job and lease) that are known to be over; the job may have a new run by now."""
     if not runs or not store.of(using).has_sessions:
         return
     try:

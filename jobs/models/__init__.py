@@ -1,4 +1,4 @@
-"""The tables of the core: ``Job``, and those around it.
+"""The tables of the core: ``Job`` and its related tables.
 
 Their names are fixed, so that a project may give the app another label.
 """
@@ -33,15 +33,15 @@ class State(models.TextChoices):
 
 
 WAITING = (State.SCHEDULED, State.READY)
-#: The states that run sooner or later.
+#: The states of jobs that have not ended.
 LIVE = (*WAITING, State.RUNNING)
 ENDED = (State.SUCCEEDED, State.FAILED, State.CANCELLED)
-#: As values: for the condition of an index.
+#: As plain values, for the condition of an index.
 UNSUCCESSFUL = ("failed", "cancelled")
 
 
 class Node(models.Model):
-    """One start of a worker. A restarted worker is another node: a hostname says nothing."""
+    """One start of a worker. A restarted worker is another node: a hostname does not identify a node."""
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     #: As Celery names the worker: ``bulk@web1``.
@@ -49,15 +49,15 @@ class Node(models.Model):
     pid = models.PositiveIntegerField(_("process id"))
     queues = models.JSONField(_("queues"), default=list)
     tasks = models.JSONField(_("tasks"), default=list)
-    #: Of this app.
+    #: The version of this app.
     version = models.CharField(_("version"), max_length=32, null=True)
     #: As Celery's ``--pool`` and ``--concurrency``.
     pool = models.CharField(_("pool"), max_length=64, null=True)
     concurrency = models.PositiveIntegerField(_("concurrency"), null=True)
     started_at = models.DateTimeField(_("started at"), default=Now)
-    #: It was told to stop, and claims nothing new.
+    #: Since then it is told to stop, and claims no more jobs.
     stopping_at = models.DateTimeField(_("stopping since"), null=True)
-    #: Set once, by itself or by who saw first that it is gone. A node that was only paused takes a new id.
+    #: Set once, by itself or by the first process that finds it dead. A node that was only paused takes a new id.
     dead_at = models.DateTimeField(_("dead at"), null=True)
     #: It stopped in good order, and declared itself dead.
     signed_off = models.BooleanField(_("signed off"), default=False)
@@ -85,7 +85,7 @@ class Heartbeat(models.Model):
     is_beside = True
 
     node = models.UUIDField(primary_key=True)
-    #: Rescue watches whether it grows, by its own clock.
+    #: Rescue checks, by its own clock, whether it grows.
     count = models.BigIntegerField(default=0)
     #: For people: seconds since 1970 by the database's clock.
     at = models.FloatField(default=0)
@@ -94,13 +94,13 @@ class Heartbeat(models.Model):
         db_table = "jobs_heartbeat"
 
 
-#: What rooms above do for a row, by the names of the methods here. Each sets its own; the app imports them.
+#: Implementations of methods here, by name. Packages that import this one set them; the app imports those packages.
 above: dict[str, Callable[..., Any]] = {}
 
-#: A header of the jobs that are Django's tasks.
+#: A header of jobs that are tasks of Django's task framework.
 DJANGO_TASK = "django_task"
 
-#: Where a unique key is taken.
+#: The jobs that hold their unique key.
 UNIQUE = Q(unique_key__isnull=False) & (
     Q(state__in=("scheduled", "ready")) | Q(state="running", unique_until="finished")
 )
@@ -119,7 +119,7 @@ class Job(Completed):
 
     State = State
 
-    #: In the order of time, if this app made it (version 7); the Celery task id.
+    #: Sorts by time if this app made it (UUID version 7). It is the Celery task id.
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     task = models.CharField(_("task"), max_length=255)
     args = JSONText(_("arguments"), default=list, db_default=[])
@@ -134,17 +134,17 @@ class Job(Completed):
     state = Word(_("state"), max_length=16, choices=State.choices, default=State.READY, db_default=State.READY)
     run_at = models.DateTimeField(_("run at"), default=Now, db_default=Now())
     expires_at = models.DateTimeField(_("expires at"), null=True)
-    #: When it was called, if its id does not say it. Read ``created_at``.
+    #: When it was called, if its id does not tell. Read ``created_at`` instead.
     made_at = models.DateTimeField(null=True)
-    #: Grows with every claim. With the token it fences every finish (Kleppmann, "How to do distributed locking").
+    #: Grows with every claim. Lease and token fence every finish (Kleppmann, "How to do distributed locking").
     lease = models.IntegerField(_("times claimed"), default=0, db_default=0)
-    #: New with every claim. A claim that a crash of the database forgot is repeated under the same lease.
+    #: New with every claim. If a crash of the database loses a claim, the next claim has the same lease again.
     token = models.BigIntegerField(_("claim token"), null=True)
-    #: The node that runs it, or ran it last. Without a constraint a claim locks no node, and prune scans no jobs.
+    #: The node that runs it, or ran it last. It has no constraint, so a claim locks no node, and prune scans no jobs.
     node = models.ForeignKey(
         Node, models.DO_NOTHING, "jobs", null=True, db_constraint=False, db_index=False, verbose_name=_("worker")
     )
-    #: PostgreSQL's process that serves the run, so that rescue can end a zombie; None behind a pooler.
+    #: The PostgreSQL server process of the run, so that rescue can end a zombie's; None behind a pooler.
     backend = models.IntegerField(_("database process"), null=True)
     retries = models.IntegerField(_("retries"), default=0, db_default=0)
     crashes = models.IntegerField(_("crashes"), default=0, db_default=0)
@@ -156,34 +156,34 @@ class Job(Completed):
     error = models.JSONField(_("error"), null=True)
     errors = Sparse(_("errors"), default=list, null=True)
     parent_id = models.UUIDField(_("parent"), null=True)
-    #: The first job of a line of calls; None if that is the job itself. Read ``root_id``.
+    #: The first job of a chain of calls; None if that is the job itself. Read ``root_id`` instead.
     root = models.UUIDField(_("root"), null=True)
     #: The key of the marker that the run leaves (``idempotency_key=``); None without one.
     marker_key = models.CharField(_("idempotency key"), max_length=255, null=True)
-    #: The job whose result this one replayed: another run had left the marker before.
+    #: The job whose result this one replayed, because that job had left the marker before.
     replay_of = models.UUIDField(_("replay of"), null=True)
-    #: At most one job of this key waits (``unique=``); with ``unique_until="finished"`` waits or runs.
+    #: At most one job with this key waits (``unique=``); with ``unique_until="finished"``, waits or runs.
     unique_key = models.CharField(_("unique key"), max_length=255, null=True)
     unique_until = models.CharField(_("unique until"), max_length=8, null=True)
-    #: From then on the key is free, whatever became of the job (``unique_for=``).
+    #: From then on the key is free, whatever the job's state is (``unique_for=``).
     unique_expires_at = models.DateTimeField(_("unique until time"), null=True)
-    #: Where the next run of a long body goes on (:meth:`save_cursor`); None: at the beginning.
+    #: Where the next run of a long body continues (:meth:`save_cursor`); None: at the beginning.
     cursor = Typed(_("cursor"), null=True)
-    #: Jobs of the same text share the limits of their task (``concurrency=``, ``rate=``, ``limit_key=``).
+    #: Jobs with the same text share the limits of their task (``concurrency=``, ``rate=``, ``limit_key=``).
     limit_key = models.CharField(_("limit"), max_length=255, null=True)
-    #: Its limit is reached: claims do not look at it until it is let in.
+    #: Its limit is reached: claims leave it out until the limit admits it.
     held = models.BooleanField(_("held back"), null=True)
-    #: While it runs: the numbers of its slots in its limit, and in its queue. No two runs have the same.
+    #: While it runs: its slot numbers in its limit and in its queue. No two runs have the same slot.
     limit_slot = models.SmallIntegerField(null=True)
     queue_slot = models.SmallIntegerField(null=True)
-    #: Of a scheduled job: what it waits for beside its time, a lock or a worker that knows its task
-    #: (``lock:KEY``, ``task:NAME``). In other states it means nothing.
+    #: Of a scheduled job: what it waits for besides its time: a lock, or a worker that knows its task
+    #: (``lock:KEY``, ``task:NAME``). In other states it has no meaning.
     waits_for = models.CharField(max_length=300, null=True)
-    #: Whether an extension wants to know that the call was committed.
+    #: Whether an extension wants to be told when the call is committed.
     is_awaited = False
-    #: Whether the call is that of a signature whose id was fixed before (``Signature.freeze``).
+    #: Whether the call is of a signature whose id was fixed before (``Signature.freeze``).
     is_frozen = False
-    #: Whether the caller said the id.
+    #: Whether the caller chose the id.
     is_given = False
 
     class Meta:
@@ -201,27 +201,27 @@ class Job(Completed):
             models.CheckConstraint(name="jobs_job_owner", condition=~Q(state="running") | HAS_OWNER),
             models.CheckConstraint(name="jobs_job_ended", condition=FINISHED),
             models.CheckConstraint(name="jobs_job_failed", condition=~Q(state="failed") | Q(error__isnull=False)),
-            # A second waiting job of a key is refused. PostgreSQL names the constraint in its error.
+            # Refuses a second waiting job with the same key. PostgreSQL names the constraint in its error.
             models.UniqueConstraint(name="jobs_job_unique", fields=["unique_key"], condition=UNIQUE),
-            # These prove a limit on what runs at once. A place is free when its run is over, however that ended.
+            # These two enforce limits on what runs at once. A slot is free when its run is over, whatever ended it.
             models.UniqueConstraint(
                 name="jobs_job_limit_slot", fields=["limit_key", "limit_slot"], condition=WITH_SLOT
             ),
             models.UniqueConstraint(name="jobs_job_queue_slot", fields=["queue", "queue_slot"], condition=SEATED),
         ]
         indexes: ClassVar = [
-            # The hot ones hold live states only, so that history costs disk and not speed.
+            # The indexes of hot queries have live states only, so that history costs disk space and not speed.
             models.Index(name="jobs_job_scheduled", fields=["run_at"], condition=Q(state="scheduled")),
             # The order in which jobs are claimed.
             models.Index(name="jobs_job_ready", fields=["queue", *ORDER], condition=CLAIMABLE),
-            # The order within a limit: that in which its jobs are let in.
+            # The order in which a limit admits its jobs.
             models.Index(name="jobs_job_line", fields=["limit_key", "queue", *ORDER], condition=LINED),
             models.Index(name="jobs_job_held", fields=["queue", "id"], condition=HELD),
             models.Index(name="jobs_job_expires", fields=["expires_at"], condition=EXPIRING),
             models.Index(name="jobs_job_running", fields=["node"], condition=Q(state="running")),
-            # History, in the order of its end, for people and prune. The primary key has the order of creation.
+            # Ended jobs by their end, for people and prune. The primary key has the order of creation.
             models.Index(name="jobs_job_finished", fields=["finished_at"], condition=Q(finished_at__isnull=False)),
-            # For people who search a long history. Each holds only the jobs that have a value.
+            # For people who search a long history. Each index has only the jobs with a value.
             models.Index(name="jobs_job_unsuccessful", fields=["id"], condition=Q(state__in=UNSUCCESSFUL)),
             models.Index(name="jobs_job_made", fields=["made_at"], condition=Q(made_at__isnull=False)),
             models.Index(name="jobs_job_marker_key", fields=["marker_key"], condition=Q(marker_key__isnull=False)),
@@ -237,7 +237,7 @@ class Job(Completed):
     def of(cls, values: dict[str, Any], using: str | None = None) -> Job:
         """A new job, as ``Job(**values)`` makes it, at a fifth of the cost and without Django's signals.
 
-        With ``using`` it is a row that a claim returned. Other fields are read when somebody asks for them.
+        With ``using`` it is a row that a claim returned. Other fields are read when code accesses them.
         """
         job, state = cls.__new__(cls), ModelState()
         if using is None:
@@ -254,18 +254,18 @@ class Job(Completed):
 
     @property
     def root_id(self) -> uuid.UUID:
-        """The first job of the line of calls that this one belongs to."""
+        """The first job of the chain of calls that this job belongs to."""
         return self.root or self.id
 
     @property
     def task_id(self) -> str:
-        """The id for Celery: as the caller wrote it."""
+        """The id for Celery, written as the caller wrote it."""
         return str(self.options.get("task_id") or self.id)
 
     @property
     def headers(self) -> dict[str, Any]:
         """The message headers that the caller gave, and that receivers of Celery's signals added."""
-        # Somebody may have edited the row by hand.
+        # A person may have edited the row by hand.
         options = self.options if isinstance(self.options, dict) else {}
         return dict(options.get("headers") or {})
 
@@ -277,7 +277,7 @@ class Job(Completed):
 
     @property
     def idempotency_key(self) -> str:
-        """What to hand to providers (``Message-ID``, ``Idempotency-Key``): the same in every run of this job."""
+        """A key for providers (``Message-ID``, ``Idempotency-Key``): the same in every run of this job."""
         return self.marker_key or str(self.pk)
 
     @property
@@ -302,7 +302,7 @@ class Job(Completed):
         return above["wait"](self, timeout)
 
     def save_cursor(self, value: Any) -> None:
-        """Save where the next run goes on if this one is lost, in the commit of the work that was done until there.
+        """Save where the next run continues if this one is lost, in the same commit as the work done so far.
 
         Call it in the body of a task with ``atomic=False``, in the transaction of a part of its work. The next run
         finds the value in :attr:`cursor`. In a plain call it is only set.
@@ -317,19 +317,19 @@ class Job(Completed):
         above["save_cursor"](self, value)
 
     def take_own_id(self) -> None:
-        """Take a new id: a frozen signature is called again, and its first row has the id. Celery sees the old one."""
+        """Take a new id: the row of a frozen signature's first call has its id. Celery still sees the old id."""
         self.options.setdefault("task_id", str(self.id))
         self.id = uuid7()
 
     def forget_computed(self) -> None:
-        """Forget what the database computed (times, counts). It is read from the row when somebody asks for it."""
+        """Forget what the database computed (times, counts): it is read from the row at the next access."""
         for name, value in list(self.__dict__.items()):
             if hasattr(value, "resolve_expression"):
                 del self.__dict__[name]
 
 
 class Pause(models.Model):
-    """A queue whose jobs nobody claims (``contrib/pauses``)."""
+    """A queue whose jobs no worker claims (``contrib/pauses``)."""
 
     queue = models.CharField(_("queue"), primary_key=True, max_length=255)
     at = models.DateTimeField(_("paused at"), default=Now)
@@ -347,11 +347,11 @@ class Pause(models.Model):
 
 
 class Cancellation(models.Model):
-    """A wish that a running job ends. It is no column of the job, whose row its run may hold locked."""
+    """A request that a running job ends. It is no column of the job, because the run may have the job's row locked."""
 
     job = models.UUIDField(primary_key=True)
     at = models.DateTimeField(default=Now)
-    #: ``Cancelled`` or ``Revoked``, as it will stand in the job's error.
+    #: ``Cancelled`` or ``Revoked``, the type in the job's error.
     kind = models.CharField(max_length=32, default="Cancelled")
     reason = models.TextField(default="")
 
@@ -378,7 +378,7 @@ class Action(models.Model):
 
 
 class Marker(models.Model):
-    """The note that something was done, in the transaction of its effects (``jobs.idempotency.markers``)."""
+    """A row that says that work was done, in the transaction of its effects (``jobs.idempotency.markers``)."""
 
     class Kind(models.TextChoices):
         #: ``idempotency_key=`` of a task.
@@ -389,9 +389,9 @@ class Marker(models.Model):
     id = models.BigAutoField(primary_key=True)
     key = models.CharField(_("key"), max_length=255)
     kind = models.CharField(_("kind"), max_length=8, choices=Kind.choices)
-    #: Of the arguments: the same key with other arguments is a mistake. Empty for ``once()``, which has none.
+    #: Of the arguments: the same key with other arguments is an error. Empty for ``once()``, which has no arguments.
     fingerprint = models.CharField(max_length=64, default="")
-    #: The job that left it, whose result others replay. No foreign key is needed: prune keeps both alike.
+    #: The job that left it, whose result other jobs replay. It needs no foreign key: prune keeps both equally long.
     job = models.UUIDField(_("job"), null=True)
     created_at = models.DateTimeField(_("created at"), default=Now)
     expires_at = models.DateTimeField(_("expires at"), null=True)
@@ -411,19 +411,19 @@ class Marker(models.Model):
 
 
 class Lock(models.Model):
-    """A lock where there is no Redis (``jobs.idempotency.locks``)."""
+    """A lock, if Redis does not keep the locks (``jobs.idempotency.locks``)."""
 
     is_beside = True
 
     key = models.CharField(primary_key=True, max_length=255)
-    #: The job that holds it, and its lease: the lock is held as long as that run lasts. None outside of jobs.
+    #: The job that holds it, and its lease: it holds the lock until that run ends. None outside of jobs.
     job = models.UUIDField(null=True)
     lease = models.IntegerField(default=0)
-    #: Of this very holder.
+    #: Identifies this holder.
     token = models.UUIDField()
     #: Grows with every holder.
     fence = models.BigIntegerField()
-    #: Of a holder that is no job: seconds since 1970 by the database's clock.
+    #: Of a holder outside of jobs: seconds since 1970 by the database's clock.
     expires_at = models.FloatField(default=0)
 
     class Meta:
@@ -432,7 +432,7 @@ class Lock(models.Model):
 
 
 class StoredResult(models.Model):
-    """Results of tasks that are no jobs, the state that a running job tells (``update_state``), and saved groups.
+    """Results of tasks that are no jobs, the state that a running job sets (``update_state``), and saved groups.
 
     See ``jobs.store.results``.
     """
@@ -441,11 +441,11 @@ class StoredResult(models.Model):
 
     #: A task's id, or ``group:`` and a group's id.
     id = models.CharField(primary_key=True, max_length=255)
-    #: As JSON, what Celery's backends keep of a task: status, result, traceback, children, ...
+    #: What Celery's backends store of a task, as JSON: status, result, traceback, children, ...
     meta = models.TextField()
-    #: Of the run that wrote it; None: it is of no job.
+    #: The lease of the run that wrote it; None: no job wrote it.
     lease = models.IntegerField(null=True)
-    #: Seconds since 1970 by the database's clock; None: it is kept (``result_expires``).
+    #: Seconds since 1970 by the database's clock; None: it never expires (``result_expires``).
     expires_at = models.FloatField(null=True, db_index=True)
 
     class Meta:
@@ -457,7 +457,7 @@ if TYPE_CHECKING:
     from jobs.models.added import *  # noqa: F403
 for _module in extensions.modules("models"):
     if getattr(_module.__spec__, "_initializing", False):
-        # It waits for this module, and nothing of it is there yet.
+        # It is waiting for this module to load, and is itself still empty.
         raise ImportError(
             f"{_module.__name__} was imported before jobs.models, which reads it: import from jobs.models"
         )
@@ -480,6 +480,6 @@ def tables() -> list[type[models.Model]]:
 
 @cache
 def label_of(name: str) -> str:
-    """The label of the app that has a page (``event_change``) or a permission (``view_event``): one word is a model."""
+    """The app label of a page (``event_change``) or a permission (``view_event``): one of its words is a model."""
     words = name.split("_")
     return next((kind._meta.app_label for kind in tables() if kind._meta.model_name in words), Job._meta.app_label)

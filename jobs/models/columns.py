@@ -1,6 +1,6 @@
-"""The columns of a job's row that several parts of the program share, and which. And the order of the claim.
+"""Which columns of a job's row the parts of the program read and write, and the order of the claim.
 
-A column that one place alone writes is not listed (``result``, ``cursor``, ``held``, ``waits_for``, slots).
+A column that only one place writes is not listed (``result``, ``cursor``, ``held``, ``waits_for``, slots).
 """
 
 from __future__ import annotations
@@ -9,22 +9,22 @@ from enum import Flag, auto
 from functools import cache
 from operator import attrgetter
 
-#: The order in which a queue's jobs are claimed: the smallest rank first. The indexes of what waits have it.
+#: The order in which a queue's jobs are claimed: the smallest rank first. The indexes of waiting jobs have it.
 ORDER = ("rank", "run_at", "id")
-#: The same as SQL, and as what is read of a job: where it stands in its queue.
+#: The same as SQL, and as a key of a job: its position in its queue.
 BY_ORDER, POSITION = ", ".join(ORDER), attrgetter(*ORDER)
 
 
 class Part(Flag):
     #: Each call writes it.
     CALL = auto()
-    #: A call writes it if it says something else than the default. The database makes the rest.
+    #: A call writes it if the value is not the default. Otherwise the database fills it in.
     SAID = auto()
-    #: A claim reads it. What else somebody asks for is read then.
+    #: A claim reads it. Every other column is read when code accesses it.
     CLAIM = auto()
-    #: The end of a run writes it, or a retry.
+    #: The end of a run, or a retry, writes it.
     FINISH = auto()
-    #: It counts what happened to the job; a retry by hand begins at zero.
+    #: It counts what happened to the job; a retry by hand resets it to zero.
     COUNT = auto()
 
 
@@ -63,9 +63,9 @@ _PARTS = {
 }
 
 
-#: The columns of extensions: a call may say them, and a claim reads them.
+#: The columns of extensions: a call may set them, and a claim reads them.
 ADDED: list[str] = []
-#: Those of them that are options of a call: what a value must be, in words and as types.
+#: Those that are options of a call: what a value must be, in words and as types.
 OPTIONS: dict[str, tuple[str, tuple[type, ...]]] = {}
 
 

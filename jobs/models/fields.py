@@ -1,4 +1,4 @@
-"""Columns that Django has no field for, and ids in the order of time."""
+"""Columns that Django has no field for, and ids that sort by time."""
 
 import datetime
 import json
@@ -15,13 +15,13 @@ from django.db.models.lookups import In
 
 from jobs.models.values import decoded
 
-#: Django leaves out the conditions of indexes and unique constraints on MySQL, and doubts long unique texts: the store
-#: makes up for the first two, and the third is right with the row format that it has had since 5.7.
+#: On MySQL, Django warns that it leaves out conditional indexes and unique constraints, and of long unique texts. The
+#: store makes up for the first two; long unique texts work with the default row format since MySQL 5.7.
 ANSWERED = ("models.W036", "models.W037", "mysql.W003")
 
 
 class Completed(Model):
-    """A table of which ``jobs.store`` makes what Django leaves out on MySQL, so nobody has to be warned of it."""
+    """A table without Django's warnings of what it leaves out on MySQL: ``jobs.store`` creates that."""
 
     class Meta:
         abstract = True
@@ -32,9 +32,9 @@ class Completed(Model):
 
 
 class JSONText(JSONField):
-    """JSON as it was written: ``json`` on PostgreSQL, where ``jsonb`` changes the order of keys, ``1e16`` and ``-0.0``.
+    """JSON as it was written: ``json`` on PostgreSQL: ``jsonb`` changes the order of keys, ``1e16`` and ``-0.0``.
 
-    On PostgreSQL it is compared, and its keys are looked up, as ``jsonb``.
+    On PostgreSQL it is cast to ``jsonb`` for comparisons and look-ups of keys.
     """
 
     def db_type(self, connection: Any) -> str | None:
@@ -42,7 +42,7 @@ class JSONText(JSONField):
 
     def get_db_prep_value(self, value: Any, connection: Any, prepared: bool = False) -> Any:
         value = super().get_db_prep_value(value, connection, prepared)
-        # The driver's wrapper says "jsonb", which would be sorted before it is stored: psycopg 3's, and psycopg2's.
+        # The wrapper of psycopg 3, or psycopg2, would send it as jsonb, which sorts the keys.
         for name in ("obj", "adapted"):
             if hasattr(value, name):
                 return json.dumps(getattr(value, name))
@@ -64,14 +64,14 @@ class JSONText(JSONField):
 
 
 class Typed(JSONText):
-    """The same, read with the types that were written (``jobs.models.values``)."""
+    """The same, but values are read with the types that they were written with (``jobs.models.values``)."""
 
     def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:
         return decoded(super().from_db_value(value, expression, connection))
 
 
 class Sparse(JSONField):
-    """``jsonb`` of which most rows have none: an empty list or dict is NULL in the database, and costs nothing."""
+    """``jsonb`` that is empty in most rows: an empty list or dict is NULL in the database, and takes no space."""
 
     def get_db_prep_value(self, value: Any, connection: Any, prepared: bool = False) -> Any:
         return super().get_db_prep_value(value, connection, prepared) if value else None
@@ -81,16 +81,16 @@ class Sparse(JSONField):
 
 
 class Labels(CharField):
-    """A short JSON document of names and texts, by which rows are found: ``jsonb`` on PostgreSQL, text elsewhere."""
+    """A short JSON document of names and texts, to find rows by: ``jsonb`` on PostgreSQL, text elsewhere."""
 
     def db_type(self, connection: Any) -> str | None:
         return "jsonb" if connection.vendor == "postgresql" else super().db_type(connection)
 
 
 class Word(CharField):
-    """One of its choices. SQLite takes a partial index only for a query that names them as the index's condition does.
+    """One of its choices. SQLite uses a partial index only if the query names them literally, as its condition does.
 
-    A parameter in their place would have it read the whole table.
+    With parameters instead it would read the whole table.
     """
 
     def deconstruct(self) -> Any:
@@ -133,5 +133,5 @@ def first_id(moment: datetime.datetime) -> uuid.UUID:
 
 
 def created_since(moment: datetime.datetime) -> Q:
-    """A condition on jobs: created at ``moment`` or later. An id of somebody else's says no time: ``made_at`` does."""
+    """A condition on jobs: created at ``moment`` or later. If an id has no time in it, ``made_at`` has the time."""
     return Q(pk__gte=first_id(moment), made_at=None) | Q(made_at__gte=moment)

@@ -1,4 +1,4 @@
-"""What a row can hold: JSON with the types that callers gave, text that every database stores, and ids."""
+"""What a row can hold: JSON that keeps the types of its values, text that every database can store, and ids."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from django.utils.functional import Promise
 from kombu.exceptions import EncodeError
 from kombu.utils.json import dumps, object_hook, register_type
 
-#: What people pass that is not JSON, and what to pass in its place; the last one is for everything else.
+#: Types that are not JSON, and what to pass instead; the last entry is for every other type.
 _CURES: tuple[tuple[type | tuple[type, ...], str], ...] = (
     (Model, "pass its primary key (.pk) and read the row again in the task: the object may be stale when it runs"),
     (QuerySet, "pass a list of primary keys and read the rows again in the task"),
@@ -31,30 +31,30 @@ _CURES: tuple[tuple[type | tuple[type, ...], str], ...] = (
     (object, "pass str, int, float, bool, None, a date or time, Decimal, UUID, bytes, lists or dicts"),
 )
 
-#: What is kept beside JSON's own types, tagged as Celery's own encoder does it.
+#: Types that are kept in addition to JSON's own, tagged as Celery's encoder does it.
 TYPES = (datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, uuid.UUID, bytes, bytearray, memoryview)
 
-#: What :func:`scrub` leaves in place of what it cuts out of a text.
+#: The text that :func:`scrub` inserts where it cut characters.
 CUT = re.compile(r"\n\.\.\. \d+ characters cut \.\.\.\n")
 
-#: How deep lists and dicts may be in each other. A page, and a body, have deeper stacks than the call had.
+#: How deeply lists and dicts may be nested. A page or a body that reads them has a deeper stack than the call had.
 DEPTH = 200
 
-#: Characters of a key, at the most: as many as every database indexes.
+#: The most characters of a key that every database can index.
 MAX_KEY = 255
 
 
 class Repr(str):
-    """All that is kept of a result that JSON does not know: its ``repr()``. No job can carry it on."""
+    """The ``repr()`` of a result that is not JSON, which is all that is kept. It cannot be an argument of a job."""
 
 
-# kombu knows all of them but these, and the bodies of links and chords are decoded by kombu as well.
+# kombu knows all the types but these two, and kombu also decodes the bodies of links and chords.
 register_type(datetime.timedelta, "timedelta", duration_iso_string, parse_duration)
 register_type(Repr, "repr", str, Repr)
 
 
 def check_size(text: str, what: str, most: int) -> None:
-    """Raise ValueError if the JSON is more than ``most`` bytes, which are ``JOBS["MAX_ARGS_BYTES"]``."""
+    """Raise ValueError if the JSON has more than ``most`` bytes (``JOBS["MAX_ARGS_BYTES"]``)."""
     if (size := len(text.encode())) > most:
         raise ValueError(
             f"{what} {size} bytes of JSON, more than JOBS['MAX_ARGS_BYTES'] ({most}): store the data and pass its key"
@@ -62,9 +62,9 @@ def check_size(text: str, what: str, most: int) -> None:
 
 
 def normalize(args: Any, kwargs: Any, most: int | None = None) -> tuple[list[Any], dict[str, Any]]:
-    """What may be an argument of a job, as JSON-native values; :func:`decoded` makes them again what they were.
+    """The arguments of a job as JSON-native values; :func:`decoded` restores the originals.
 
-    It is decided at the call, and not after the commit.
+    A value that cannot be kept is refused at the call, and not after the commit.
 
     Tuples become lists, subclasses of ``str``, ``int``, ``float`` and ``dict`` become the plain type,
     signatures become their dict, and the ``TYPES`` a dict that names the type.
@@ -81,7 +81,7 @@ def normalize(args: Any, kwargs: Any, most: int | None = None) -> tuple[list[Any
         plain = _plain(list(args or ()), "args"), _plain(dict(kwargs or {}), "kwargs")
     except RecursionError:
         raise ValueError("the arguments are nested too deeply") from None
-    # A character of repr() is at most 6 bytes of JSON (\\u001f): most calls need no exact count.
+    # A character of repr() is at most 6 bytes of JSON (\\u001f), so most calls need no exact count.
     if most is not None and 6 * len(repr(plain)) > most:
         check_size(json.dumps(plain, ensure_ascii=False), "the arguments are", most)
     return plain
@@ -96,7 +96,7 @@ def jsonable(value: Any, where: str) -> Any:
 
 
 def parsed(text: str | bytes) -> Any:
-    """What JSON from outside says. ``ValueError``: it is none, or nested too deeply."""
+    """Parse JSON from outside. ``ValueError``: it is not JSON, or nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -104,7 +104,7 @@ def parsed(text: str | bytes) -> Any:
 
 
 def storable(value: Any, where: str) -> Any:
-    """Plain JSON of what Celery's own encoder makes of the value (signatures, dates, UUIDs)."""
+    """The value as plain JSON, by Celery's own encoder (signatures, dates, UUIDs)."""
     try:
         return jsonable(json.loads(dumps(value)), where)
     except RecursionError:
@@ -114,7 +114,7 @@ def storable(value: Any, where: str) -> Any:
 
 
 def canonical(value: Any) -> str:
-    """The one text of equal values, as JSON; also of the types that callers gave."""
+    """The value as JSON; equal values, also of the tagged types, give the same text."""
     return str(dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False))
 
 
@@ -150,13 +150,13 @@ def _plain(value: Any, where: str, left: int = DEPTH) -> Any:
 
 
 def decoded(value: Any) -> Any:
-    """A copy of what a row keeps, which shares nothing with it, with the types that the caller gave."""
+    """A deep copy of what a row holds, with the types that the caller gave."""
     if isinstance(value, list):
         return [decoded(item) for item in value]
     if not isinstance(value, dict):
         return value
     if value.keys() == {"__type__", "__value__"}:
-        # Somebody's own dict may look like this.
+        # A caller's own dict may look like this by chance.
         with suppress(ValueError, TypeError, ArithmeticError, AttributeError):
             return object_hook(value)
     return {key: decoded(item) for key, item in value.items()}
@@ -181,14 +181,14 @@ def scrub(text: str, limit: int = 20_000) -> str:
     """Return text that every database stores: NUL and lone surrogates escaped, ``limit`` characters at the most."""
     text = text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
     if len(text) > limit:
-        # With the words between, it still fits into a column of this length.
+        # With the words in between the result is still not longer than ``limit``.
         half = (limit - 40) // 2
         text = f"{text[:half]}\n... {len(text) - 2 * half} characters cut ...\n{text[-half:]}"
     return text
 
 
 def parse_uuid(text: str) -> uuid.UUID | None:
-    """What is written as one; None for anything else."""
+    """The UUID that the text is; None for any other text."""
     try:
         return uuid.UUID(text)
     except ValueError:
@@ -196,7 +196,7 @@ def parse_uuid(text: str) -> uuid.UUID | None:
 
 
 def as_uuid(value: Any) -> uuid.UUID | None:
-    """The id of a job; an id of somebody else's that is no UUID becomes its uuid5."""
+    """A job's id as a UUID; a foreign id that is no UUID becomes its uuid5."""
     return (parse_uuid(str(value)) or uuid.uuid5(uuid.NAMESPACE_OID, str(value))) if value else None
 
 
@@ -208,6 +208,6 @@ def safe_repr(value: Any) -> str:
 
 
 def named(task: str, key: str | None) -> str:
-    """The key of a limit or an order: the task's name, or with a key one for each; a hash where it is too long."""
+    """The key of a limit or an order: the task's name, and the key if there is one; hashed if it is too long."""
     text = task if key is None else f"{task}:{key}"
     return text if len(text) <= MAX_KEY else f"{text[: MAX_KEY - 65]}:{hashlib.sha256(text.encode()).hexdigest()}"

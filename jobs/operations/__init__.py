@@ -1,4 +1,4 @@
-"""What a person may do."""
+"""The operations that a person may do."""
 
 import uuid
 
@@ -7,7 +7,7 @@ from jobs.models.values import scrub
 
 
 def signed(text: str, who: str, why: str) -> str:
-    """What was done, by whom and why, in one line."""
+    """What was done, the person who did it, and why, in one line."""
     return " ".join(filter(None, [text, who and f"by {who}", why and f"({why})"]))
 
 

@@ -1,4 +1,4 @@
-"""What a person may do to a job, from the command line or in the admin: each at most one transition, with its answer.
+"""What a person may do to a job, on the command line or in the admin: each makes at most one transition.
 
 Who did it, when and why is written into the job's history, together with the transition.
 """
@@ -25,7 +25,7 @@ from jobs.store import databases
 
 class Outcome(NamedTuple):
     is_done: bool
-    text: Any  #: What to say about it, lazily translated.
+    text: Any  #: The answer to the person, lazily translated.
     values: Mapping[str, Any] = {}
 
     @property
@@ -35,7 +35,7 @@ class Outcome(NamedTuple):
 
 
 class Refused(Exception):
-    """Something beside the job's state is against it; says what, in the reader's language."""
+    """Something other than the job's state prevents it; the text says what, in the reader's language."""
 
 
 SAID = _("%(participle)s (was %(state)s)"), _("would be %(participle)s (is %(state)s)")
@@ -50,19 +50,19 @@ class Operation:
     permission = "change_job"  #: Who may do it: the codename, in this app.
     participle: Any = ""  #: For "128 retried".
     states: tuple[State, ...] = WAITING  #: The states of a job that allow it.
-    meant: tuple[State, ...] = states  #: Those of them that are meant if no state is named.
-    otherwise: Any  #: What is said of a job in another state.
-    instead: ClassVar[dict[str, Any]] = {}  #: By state: what is said instead of ``otherwise``.
-    said: ClassVar[dict[str, tuple[Any, Any]]] = {}  #: By state: what is said when it is done, and when it would be.
+    meant: tuple[State, ...] = states  #: The states that are meant if no state is named.
+    otherwise: Any  #: The answer for a job in another state.
+    instead: ClassVar[dict[str, Any]] = {}  #: By state: the answer instead of ``otherwise``.
+    said: ClassVar[dict[str, tuple[Any, Any]]] = {}  #: By state: the answers when it is done, and when it would be.
     asks: Any = None  #: The question for its value in a form; None: it needs none. The value comes by :meth:`told`.
     example = ""  #: An example of the value, for the command line.
-    warns: Any = ""  #: What to know before, for a form.
-    deletes = False  #: Whether the job is gone then.
+    warns: Any = ""  #: A warning, for a form.
+    deletes = False  #: Whether it deletes the job.
     reads: tuple[str, ...] = ("state",)  #: The columns that :meth:`foresee` looks at.
-    value = who = why = ""  #: What it was told, by whom, and why.
+    value = who = why = ""  #: The value it was given, the person who gave it, and why.
 
     def told(self, value: str, who: str = "", why: str = "") -> Operation:
-        """The operation with its value. ``ValueError``: it cannot have that one; says which it can."""
+        """The operation with its value. ``ValueError``: the value is not possible; the text says which are."""
         told = copy(self)
         told.value, told.participle = self.read(value.strip())
         told.who, told.why = who, why
@@ -75,14 +75,14 @@ class Operation:
     def attempt(
         self, key: uuid.UUID, dry_run: bool = False, also: Callable[[Outcome], Any] = lambda outcome: None
     ) -> Outcome:
-        """Do it to the job, in the database that has it. ``also`` is called in the same transaction."""
+        """Do the operation to the job, in the database that has it. ``also`` is called in the same transaction."""
         for rows in databases.each(Job.objects.filter(pk=key)):
             if dry_run:
                 if (job := rows.first()) is not None:
                     return self.foresee(job)
                 continue
             found, alias, tried = rows.values_list("state", flat=True), rows.db, set[str]()
-            # Race: another process may be faster. Then the row is read again, and each state is tried once.
+            # Race: another process may change the job first. Then the row is read again, and each state is tried once.
             while (state := found.first()) is not None:
                 values = self._values(state)
                 if state not in self.states or state in tried:
@@ -102,7 +102,7 @@ class Operation:
         return Outcome(False, _("is unknown"))
 
     def foresee(self, job: Job) -> Outcome:
-        """What :meth:`attempt` would say of a row."""
+        """What :meth:`attempt` would answer for a row."""
         values = self._values(job.state)
         if job.state not in self.states:
             return Outcome(False, self.instead.get(job.state, self.otherwise), values)
@@ -114,7 +114,7 @@ class Operation:
         return Outcome(True, promise, values)
 
     def attempt_all(self, selection: Selection, dry_run: bool = False) -> Iterator[tuple[uuid.UUID, Outcome]]:
-        """Do it to each job of a selection; a dry run reads many rows at once."""
+        """Do the operation to each job of a selection; a dry run reads many rows at once."""
         for job in selection.jobs(*self.reads if dry_run else ()):
             yield job.pk, self.foresee(job) if dry_run else self.attempt(job.pk)
 
@@ -125,14 +125,14 @@ class Operation:
         """What has to be done before the transaction of :meth:`change`."""
 
     def change(self, key: uuid.UUID, using: str, state: str) -> bool:
-        """Make the transition, or raise :class:`Refused`; False if the job is not in this state any more."""
+        """Make the transition, or raise :class:`Refused`; False if the job is no longer in this state."""
         raise NotImplementedError
 
     def rehearse(self, job: Job) -> None:
         """Raise ``Refused`` if :meth:`change` would."""
 
     def by_hand(self, participle: str) -> str:
-        """The reason for the job's error, in English as all that is stored."""
+        """The reason for the job's error, in English, as everything that is stored."""
         return signed(f"{participle} by hand", self.who, self.why)
 
     def note(self, key: uuid.UUID, using: str) -> None:
@@ -213,7 +213,7 @@ class RunNow(Operation):
 
 
 EACH = (Retry(), RunNow(), Cancel())
-#: By their names. Those of extensions (their ``actions.py``) come behind.
+#: By name. The operations of extensions (their ``actions.py``) come behind.
 OPERATIONS: dict[str, Operation] = {each.name: each for each in EACH}
 
 tuple(extensions.modules("actions"))

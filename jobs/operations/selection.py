@@ -1,4 +1,4 @@
-"""Which jobs: by id, or by what they have in common."""
+"""Which jobs a person means: by id, or by what the jobs have in common."""
 
 import datetime
 import json
@@ -24,16 +24,16 @@ from jobs.models import CLAIMABLE, HELD, Job, State
 from jobs.models.values import parse_uuid
 from jobs.store import databases
 
-#: How many digits of an id lists show: a worker's first ones, and a job's last ones (its first ones are the time).
+#: How many digits of an id lists show: the first of a worker's, and the last of a job's (the first are the time).
 DIGITS = 8
-NAMED = 5  #: How many are named where a text means several.
-SEARCHED = 10_000  #: How many jobs, the newest, are searched for what no index has.
+NAMED = 5  #: How many jobs are named if a text means several.
+SEARCHED = 10_000  #: How many of the newest jobs are searched for what no index has.
 
 M = TypeVar("M", bound=Model)
 
 
 class Unreadable(ValueError):
-    """A text that means nothing to a field of :class:`Selection`; ``why``, in the reader's language."""
+    """A text that a field of :class:`Selection` cannot read; ``why``, in the reader's language."""
 
     def __init__(self, field: str, why: str) -> None:
         super().__init__(f"{field}: {why}")
@@ -41,23 +41,23 @@ class Unreadable(ValueError):
 
 
 def newest(rows: QuerySet[M]) -> QuerySet[M]:
-    """The newest rows, which are searched."""
+    """The newest rows, the only ones that are searched."""
     last = list(rows.order_by("-pk").values_list("pk", flat=True)[SEARCHED - 1 : SEARCHED])
     return rows.filter(pk__gte=last[0]) if last else rows
 
 
 def said(text: str) -> Q:
-    """The condition that a text is in the arguments, as it was written or as JSON escapes it."""
+    """The condition that the arguments contain a text, as it was written or as JSON escapes it."""
     ways = {text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]}
     found = [Q(IContains(Cast(name, TextField()), way)) for way in ways for name in ("args", "kwargs")]
     return Q(*found, _connector=Q.OR)
 
 
-# What people write
+# Reading what people write
 
 
 def identify(text: str) -> uuid.UUID:
-    """The id of a job, from a whole one or from its last digits. ``ValueError`` says what is wrong with the text."""
+    """The id of a job, from the whole id or its last digits. ``ValueError`` says what is wrong with the text."""
     if (key := parse_uuid(text)) is not None:
         return key
     if not _END.fullmatch(text):
@@ -73,7 +73,7 @@ def identify(text: str) -> uuid.UUID:
 
 
 def check_queue(queue: str) -> None:
-    """Raise ``ValueError``, in the reader's language, if no queue can be called so."""
+    """Raise ``ValueError``, in the reader's language, if no queue can have this name."""
     if not 0 < len(queue) <= 255 or "\0" in queue:
         says = gettext("Name a queue, in 1 to %(number)s characters, none of them NUL.")
         raise ValueError(says % {"number": 255})
@@ -87,11 +87,11 @@ def one_task(text: str) -> str:
 
 
 def full_name(text: str) -> str:
-    """The name of a task, from itself or from its end. ``Unreadable``: no task, or several, are called so."""
+    """The name of a task, from the whole name or its end. ``Unreadable``: no task, or several, have this name."""
     app = celery_app()
     if "*" in text or app is None or text in app.tasks:
         return text
-    # Jobs outlive the code of their tasks.
+    # Jobs may outlive the code of their tasks.
     if any(rows.exists() for rows in databases.each(Job.objects.filter(task=text))):
         return text
     import_tasks(app)
@@ -117,7 +117,7 @@ _AGE = re.compile(rf"(\d+(?:\.\d+)?) ?({'|'.join(_UNITS)})")
 
 
 def moment(text: str) -> datetime.datetime:
-    """``90min``, ``2h``, ``7d`` ago; ``2026-11-21``, ``2026-11-21 14:30``. ``ValueError``: it is none of these."""
+    """``90min``, ``2h``, ``7d`` ago; ``2026-11-21``, ``2026-11-21 14:30``. ``ValueError``: it is something else."""
     text = text.strip()
     if found := _AGE.fullmatch(text):
         number, unit = found.groups()
@@ -149,16 +149,16 @@ def read_id(text: str) -> uuid.UUID:
 
 
 class Field(NamedTuple):
-    """A field by which jobs are selected: its name and an example in a form, its help on the command line."""
+    """A field to select jobs by: its name and an example in a form, and its help on the command line."""
 
     label: Any
     example: str
     help: str
-    #: Those of some jobs (a queryset) that fit a value: a look-up of Django's, or what finds them.
+    #: How to find the jobs of a queryset that fit a value: a look-up of Django's, or a function.
     fits: str | Callable[[QuerySet[Job], Any], QuerySet[Job]]
-    #: The value that a text means; ``ValueError``: it means none.
+    #: The value that a text means; ``ValueError``: it means no value.
     read: Callable[[str], Any] = read_text
-    #: It tells of arguments: a form does not ask for it where those are redacted.
+    #: It reveals arguments: a form does not ask for it if those are redacted.
     is_secret: bool = False
 
 
@@ -167,7 +167,7 @@ def _of_task(rows: QuerySet[Job], name: str) -> QuerySet[Job]:
     return rows.filter(task__startswith=first) if star else rows.filter(task=name)
 
 
-#: The fields by which people select jobs.
+#: The fields that people can select jobs by.
 FIELDS = {
     "task": Field(
         _("Task"), "shop.tasks.*", "all jobs of a task, by its name or its end; TASK*: all that begin so", _of_task
@@ -179,14 +179,14 @@ FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """All jobs in one of the states, or in any, that fit all values; :data:`FIELDS` says what each is."""
+    """All jobs in one of the states (empty: any state) that fit all values; :data:`FIELDS` says what each value is."""
 
     states: Sequence[str] = ()
     values: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, given: Mapping[str, str | None], states: Sequence[str] = ()) -> Self:
-        """The selection that a person wrote; empty texts are left out. ``Unreadable``: one of them means nothing."""
+        """The selection that a person wrote; empty texts are left out. ``Unreadable``: a text means nothing."""
         values: dict[str, Any] = {}
         for name, its in FIELDS.items():
             if text := (given.get(name) or "").strip():
@@ -201,7 +201,7 @@ class Selection:
 
     def narrow(self, rows: QuerySet[Job]) -> QuerySet[Job]:
         if len(self.states) == 1:
-            # Two partial indexes hold the ready jobs. PostgreSQL uses both only if the condition has their words.
+            # Two partial indexes hold the ready jobs. PostgreSQL uses them only if the query repeats their conditions.
             is_ready = self.states[0] == State.READY
             rows = rows.filter(CLAIMABLE | HELD if is_ready else Q(state=self.states[0]))
         elif self.states:
@@ -216,7 +216,7 @@ class Selection:
         return sum(self.rows(alias).count() for alias in conf().DATABASES)
 
     def jobs(self, *columns: str) -> Iterator[Job]:
-        """The rows with their ids and these columns; each job once, whatever becomes of it meanwhile."""
+        """The rows with their ids and these columns, in pages by id; each job comes once in each state."""
         # One state at a time, by its partial index.
         for alias, state in product(conf().DATABASES, self.states or [""]):
             one = replace(self, states=[state]) if state else self

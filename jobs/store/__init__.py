@@ -1,8 +1,8 @@
 """The databases that jobs live in: the SQL of the core, and what depends on which database it is.
 
-Extensions keep the SQL of their own in their folders.
+Extensions keep their SQL in their own folders.
 
-:func:`of` gives the store of one. ``base.py`` says what each can do, in words that every database knows.
+:func:`of` returns the store of a database. ``base.py`` defines what every store can do, in terms of any database.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _KINDS: dict[str, Any] = {"postgresql": PostgreSQL, "sqlite": SQLite}
 
 
 def install() -> None:
-    """In each process: see to each new connection, and to what ``migrate`` leaves out on a database."""
+    """Called in each process: prepare each new connection, and add what ``migrate`` leaves out on a database."""
     connection_created.connect(_prepare, dispatch_uid="jobs.store.prepare")
     post_migrate.connect(_complete, dispatch_uid="jobs.store.complete")
 

@@ -1,4 +1,4 @@
-"""What every database can do. The classes of PostgreSQL and SQLite, and of extensions, say what each does otherwise."""
+"""What every database can do. PostgreSQL, SQLite and extensions have subclasses for what they do differently."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ RUNNING: dict[str, Any] = {
 }
 
 
-#: "ORDER BY ... LIMIT 1" makes PostgreSQL read by the index: for EXISTS, which drops the order, it reads the table
-#: where it expects many rows.
+#: "ORDER BY ... LIMIT 1" makes PostgreSQL read the index. EXISTS drops the order, and PostgreSQL then reads the whole
+#: table if it expects many rows.
 LOOK = """
 SELECT {now},
        (SELECT run_at FROM jobs_job WHERE state = 'scheduled' AND run_at <= {now} {due} ORDER BY run_at LIMIT 1),
@@ -42,7 +42,7 @@ SELECT {now},
        {ready}{more}
 """
 
-#: Whether a job waits in a queue, read by the index that the claim uses.
+#: Whether a job waits in a queue, read from the index that the claim uses.
 READY = f"""(
     SELECT 1 FROM jobs_job WHERE state = 'ready' AND held IS NULL AND queue = %s
     AND NOT EXISTS (SELECT 1 FROM jobs_pause WHERE queue = %s)
@@ -50,22 +50,22 @@ READY = f"""(
 ) IS NOT NULL"""
 
 
-#: Whether a job runs, read by the index of those.
+#: Whether any job runs, read from the index of running jobs.
 RUNS = "SELECT 1 FROM jobs_job WHERE state = 'running' ORDER BY node_id LIMIT 1"
 
-#: Of so many queues one statement asks whether a job waits there, a column each.
+#: How many queues one statement asks about, a column each: whether a job waits there.
 COLUMNS = 500
 
 
-#: A short look begins so many seconds before the last one: a job is seen when it is committed, and is due before that.
+#: A short look begins this many seconds before the last look: a job may be committed some time after it became due.
 COMMITTED_WITHIN = 10.0
 
 
 class Claim(NamedTuple):
     """What is claimed: up to ``limit`` ready jobs of one queue, for a node, with a token.
 
-    Jobs of the tasks ``without`` stay where they are; so do, if there are tasks ``only``, those of all others.
-    ``after`` is a position in the queue: only what stands behind it.
+    It takes no job of the tasks ``without``, and if ``only`` is not empty, only jobs of those tasks.
+    ``after`` is a position in the queue: it takes only jobs behind it.
     """
 
     queue: str
@@ -75,12 +75,12 @@ class Claim(NamedTuple):
     without: Sequence[str] = ()
     after: tuple[Any, ...] = ()
     only: Sequence[str] = ()
-    #: An extension that says which ready rows come first, in place of the order of the queue: ``first`` or ``free``.
+    #: An extension that says which ready rows come first, instead of the queue's order: ``first`` or ``free``.
     order: Any = None
 
 
 class Since(NamedTuple):
-    """Where a short look begins: nothing before is due, or expired; None: from the start."""
+    """Where a short look begins: no job before it is due, or has expired. None: at the start."""
 
     due: datetime.datetime | None = None
     late: datetime.datetime | None = None
@@ -90,7 +90,7 @@ class Seen(NamedTuple):
     """What the clock sees in a database."""
 
     now: Any
-    #: When the first job is due, or expired; None: none is.
+    #: When the first due job came due, and the first late one expired; None: no job did.
     due: Any
     late: Any
     is_asked: bool
@@ -101,7 +101,7 @@ class Seen(NamedTuple):
 
 
 def owned(job: Job) -> QuerySet[Job]:
-    """The fence: the job's row, as long as it is this run's. A zombie, whose job was given to another, finds none.
+    """The fence: the job's row, as long as it belongs to this run. A zombie (another run has the job) finds no row.
 
     The hot statements have it in their own SQL: ``SUCCEED`` and ``SUCCEED_ALL`` of PostgreSQL, ``_SUCCEED`` of SQLite.
     """
@@ -109,26 +109,26 @@ def owned(job: Job) -> QuerySet[Job]:
 
 
 class Store:
-    #: SQL for "now", as a column holds it.
+    #: SQL for "now", in the form in which a column stores it.
     now = "statement_timestamp()"
 
     #: NOTIFY and LISTEN reach other sessions. Without them workers look for new jobs.
     has_notify = False
-    #: All writers of the database take turns, so that a body keeps every other one from writing.
+    #: The database has one writer at a time: a body that runs keeps every other writer waiting.
     has_one_writer = False
-    #: A session of the server may be ended from another one.
+    #: One session of the server can end another one.
     has_sessions = False
     #: What a claim records of the server's session that serves it.
     session_id: Any = None
-    #: A claim may begin behind the last one, and pass over what is not vacuumed yet.
+    #: A claim may begin behind the row claimed last, and so skip index entries that are not vacuumed yet.
     claims_after = False
     #: A statement may write in several tables at once (``WITH ... AS (UPDATE ...)``).
     writes_at_once = False
     #: An UPSERT may have a condition.
     compares = False
-    #: An INSERT that finds another row in its place locks that one until the end of the transaction.
+    #: An INSERT that meets a conflicting row locks that row until the end of the transaction.
     locks_what_it_meets = False
-    #: The verb of an INSERT, and its end, that do nothing if the row is there.
+    #: The verb and the end of an INSERT that does nothing if the row exists already.
     ignoring = ("INSERT", "")
 
     def __init__(self, using: str) -> None:
@@ -147,12 +147,12 @@ class Store:
         return databases.ask(self.using, sql, *params)
 
     def prepare(self, connection: Any) -> None:
-        """A connection was opened, in whatever process."""
+        """Called when a connection was opened, in any process."""
 
     # Which database it is
 
     def identify(self) -> tuple[Any, ...]:
-        """What tells this database from a copy of it."""
+        """What distinguishes this database from a copy of it."""
         settings = self.connection.settings_dict
         return (settings["HOST"] or "localhost", settings["NAME"])
 
@@ -160,16 +160,16 @@ class Store:
         """Make the indexes and constraints that Django leaves out on this database."""
 
     def reads_committed(self, level: Any) -> bool:
-        """Whether an ``isolation_level`` of the settings is READ COMMITTED; None: it is not said there."""
+        """Whether an ``isolation_level`` of the settings is READ COMMITTED; it is None if the settings have none."""
         return True
 
     # A call
 
     def insert(self, job: Job, columns: tuple[str, ...], is_frozen: bool) -> int:
-        """Insert the columns that a call said; the database makes the rest. Returns how many rows that made.
+        """Insert the columns that a call set; the database fills in the rest. Returns the number of inserted rows.
 
         Parameters:
-            is_frozen: there may be a row of its id. Then none is made.
+            is_frozen: a row with this id may exist already. Then no row is inserted.
         """
         fields: dict[str, Any] = {name: Job._meta.get_field(name) for name in columns}
         values = [field.get_db_prep_save(job.__dict__[name], self.connection) for name, field in fields.items()]
@@ -184,49 +184,49 @@ class Store:
         names, marks = ", ".join(map(self.quote, columns)), ", ".join(["%s"] * len(columns))
         return f"{verb} INTO jobs_job ({names}) VALUES ({marks}){end}"
 
-    #: Quotes the names of columns that are words of SQL.
+    #: Quotes column names that are SQL keywords.
     quote: Callable[[str], str] = str
 
     def insert_all(self, jobs: Sequence[Job], said: Sequence[Mapping[str, Any]] | None) -> None:
         """Insert several jobs.
 
         Parameters:
-            said: what each call said; None: some of it is computed by the database, or differs in its state.
+            said: the columns that each call set. None: the database computes some of them, or the states differ.
         """
         Job.objects.using(self.using).bulk_create(jobs, batch_size=self.batch_size)
 
-    #: How many rows one INSERT takes; None: Django knows.
+    #: How many rows one INSERT takes; None: Django decides.
     batch_size: int | None = None
 
     def parts(self, table: str) -> list[str]:
         """The tables that hold the rows of a table, and its indexes and constraints."""
         return [table]
 
-    #: Whether what ended is apart from what lives, and goes with the other jobs of its day.
+    #: Whether ended jobs are stored apart from live ones, and are deleted together with all jobs of their day.
     is_divided: Any = False
 
     def withdraw(self, key: uuid.UUID) -> bool:
-        """Take back the job that was just inserted, if one of its id has ended; False: no INSERT lets that happen."""
+        """Delete the job just inserted if an ended job has the same id. False: here the INSERT itself prevents that."""
         return False
 
-    #: How many batches (``BATCH``) of old rows go in one statement.
+    #: How many batches (``BATCH``) of old rows one statement deletes.
     old_batches = 1
 
     def among(self, column: str, ids: Collection[Any]) -> Any:
-        """The condition that a column is one of these."""
+        """The condition that a column has one of these values."""
         return Q(**{f"{column}__in": ids})
 
     def free_unique_keys(self, ids: Sequence[uuid.UUID], is_over: Q) -> None:
-        """These jobs go on without their unique keys, if the condition is still true of them."""
+        """Remove the unique keys of these jobs, if the condition is still true of them."""
         Job.objects.using(self.using).filter(is_over, pk__in=ids).update(unique_key=None)
 
     def notify(self, channel: str, payloads: Sequence[str]) -> None:
-        """Tell all sessions that listen to a channel."""
+        """Notify all sessions that listen to a channel."""
 
     # A claim
 
     def ready(self, claim: Claim) -> QuerySet[Job]:
-        """What it may claim, in the order of the queue."""
+        """The jobs that the claim may take, in the order of the queue."""
         using = self.using
         return (
             Job.objects.using(using)
@@ -245,7 +245,7 @@ class Store:
     def claim(self, claim: Claim) -> list[Job]:
         """Move ready jobs to ``running``, with the next lease; returns them in the order of the queue.
 
-        Race: of several processes that look at the same row, one gets it, and none waits: locked rows are skipped.
+        Race: several processes look at the same row. One gets it; the rest skip the locked row, and do not wait.
         """
         first = self.ready(claim)
         # Without any lock: most looks find nothing.
@@ -261,12 +261,12 @@ class Store:
             return list(rows.order_by(*ORDER))
 
     def claiming(self) -> AbstractContextManager[Any]:
-        """The transaction of a claim of several statements."""
+        """The transaction of a claim that takes several statements."""
         return transaction.atomic(using=self.using)
 
     @property
     def running(self) -> dict[str, Any]:
-        """What a claim writes, beside the node and the token."""
+        """What a claim writes, in addition to the node and the token."""
         return {**RUNNING, "backend": self.session_id}
 
     def claimed(self, rows: Iterable[Sequence[Any]]) -> list[Job]:
@@ -281,18 +281,18 @@ class Store:
             jobs.append(Job.of(values, self.using))
         return sorted(jobs, key=POSITION)
 
-    #: What makes a value of each column that a claim reads, where the database gives another type.
+    #: Converters for the columns that a claim reads, where the database returns another type.
     decoders: Callable[[], Mapping[str, Callable[[Any], Any]]] = dict
 
     def renew(self, job: Job, token: int) -> bool:
-        """Give a claimed row another token; False: it was given back meanwhile."""
+        """Give a claimed row another token; False: the job was given back meanwhile."""
         return owned(job).update(token=token, started_at=Now()) == 1
 
     def wake(self, what: str, columns: Mapping[str, Any], told: tuple[str, str] | None) -> str | None:
-        """Let the first job that waits for this wait for its turn (``columns``); its queue, or None: none was.
+        """Write ``columns`` to the first job that waits for ``what``: it goes on. Its queue; None: no job waited.
 
         Parameters:
-            told: a channel, and what is told there behind the name of the queue, by the same statement.
+            told: a channel, and the text that the same statement sends there behind the queue's name.
         """
         rows = Job.objects.using(self.using).filter(AWAITING, waits_for=what)
         found = rows.order_by("waits_for", "pk").values_list("pk", "queue").first()
@@ -301,49 +301,49 @@ class Store:
     # A run
 
     def prepare_body(self) -> None:
-        """A body comes next, in its transaction if it has one."""
+        """Called before a body runs, in its transaction if it has one."""
 
     def write_mutex(self) -> AbstractContextManager[Any]:
-        """The time in which this process may write."""
+        """A block in which this process may write."""
         return nullcontext()
 
     def succeed(self, job: Job, result: Any, runtime: float, is_synced: bool = True) -> bool:
         """Complete a run as the last statement of its transaction; False: it lost its lease, or was asked to end.
 
         Parameters:
-            is_synced: the commit waits for the disk; else it need not, where a transaction may say that.
+            is_synced: the commit waits for the disk. Else it need not, if the database lets a transaction choose.
         """
         return self.succeed_as(job, result, None)
 
     def succeed_all(self, done: Sequence[tuple[Job, Any, float]], is_synced: bool) -> bool:
-        """The same of several runs (job, result, runtime), at the end of their transaction; False: not of all."""
+        """The same for several runs (job, result, runtime), at the end of their transaction; False: not for all."""
         return all(self.succeed(*each) for each in done)
 
     def succeed_as(self, job: Job, result: Any, source: Job | None) -> bool:
-        """The same of a run whose work another job had done before."""
+        """The same for a run whose work another job had done before."""
         ours = owned(job).filter(~Exists(Cancellation.objects.using(self.using).filter(pk=job.pk)))
         values = {"state": State.SUCCEEDED, "finished_at": Now(), "result": result, "error": None}
         return ours.update(**values, **({"replay_of": source.pk} if source else {})) == 1
 
     @contextmanager
     def bounded(self, seconds: float) -> Iterator[None]:
-        """A savepoint in which nothing waits much longer than that for another transaction, where that can be said."""
+        """A savepoint that limits how long a statement waits for another transaction, if the database can limit it."""
         with transaction.atomic(using=self.using):
             yield
 
     def end_if_idle(self, seconds: float) -> None:
-        """Let the server end this transaction, and with it its locks, if its process stands still in it."""
+        """Let the server end this transaction, and release its locks, if its process is idle in it for so long."""
 
     # Markers and guards
 
     def insert_marker(
         self, key: str, kind: str, fingerprint: str, job: uuid.UUID | None, keep: float | None, wait: float
     ) -> bool:
-        """Leave a marker in the current transaction; False: there is one. It waits for one that is not committed.
+        """Insert a marker in the current transaction; False: it is there already. Waits for an uncommitted one.
 
         Parameters:
             keep: seconds until it is void; None: for ever.
-            wait: seconds to wait for another transaction, where that can be said.
+            wait: seconds to wait for another transaction, if the database can limit it.
         """
         expires_at = None if keep is None else Now() + datetime.timedelta(seconds=keep)
         values = {"fingerprint": fingerprint, "job": job, "created_at": Now(), "expires_at": expires_at}
@@ -351,12 +351,12 @@ class Store:
         return rows.get_or_create(key=key, kind=kind, defaults=values)[1]
 
     def lock_writer(self, model: Any) -> None:
-        """Where rows have no locks: take that of the whole database."""
+        """Where the database has no row locks: take the write lock of the whole database."""
 
     def lock_names(self, names: Collection[str]) -> None:
-        """Wait until no other transaction has locked one of these names; they are locked until this one ends.
+        """Lock these names until this transaction ends; wait while another transaction has locked one of them.
 
-        Nothing where there is one writer.
+        It does nothing where the database has one writer.
         """
 
     # The clock
@@ -365,7 +365,7 @@ class Store:
     ready_sql = READY
 
     def look(self, queues: Sequence[str], more: Iterable[str], since: Since | None = None) -> Seen:
-        """What there is to do, in one statement: mostly nothing.
+        """Ask in one statement what there is to do: mostly nothing.
 
         Parameters:
             more: what extensions ask.
@@ -384,7 +384,7 @@ class Store:
         return LOOK.format(**words, ready=sql, more=asked), names
 
     def has_running(self) -> bool:
-        """Whether any job runs, on whatever node."""
+        """Whether any job runs, on any node."""
         return bool(self.ask(RUNS))
 
     def has_ready(self, queues: Sequence[str], is_short: bool = False) -> bool:
@@ -393,14 +393,14 @@ class Store:
         return bool(queues) and bool(self.ask(f"SELECT {sql}", *names)[0][0])
 
     def with_ready(self, queues: Sequence[str]) -> list[str]:
-        """Those of the queues in which a job waits."""
+        """The queues, of those given, in which a job waits."""
         return self.of_queues(self.ready_sql, queues)
 
     def of_queues(self, sql: str, queues: Sequence[str]) -> list[str]:
-        """Those of the queues of which this is true. A few statements, however many queues there are.
+        """The queues for which ``sql`` is true. It takes few statements, even for many queues.
 
         Parameters:
-            sql: a column, with ``%s`` wherever the name of the queue is to stand.
+            sql: a column expression, with ``%s`` for the name of the queue.
         """
         found: list[str] = []
         for part in (queues[start : start + COLUMNS] for start in range(0, len(queues), COLUMNS)):
@@ -410,14 +410,14 @@ class Store:
         return found
 
     def _ready(self, queues: Sequence[str], is_short: bool) -> tuple[str, list[Any]]:
-        """SQL that says whether one waits in one of the queues, or (short) came there a moment ago; and its values."""
+        """SQL, and its values: whether a job waits in one of the queues, or (short) was added there a moment ago."""
         names = [name for queue in queues for name in (queue, queue)]
         return " OR ".join([self.ready_sql] * len(queues)) or "1 = 0", names
 
     # What people see
 
     def by_index(self, rows: QuerySet[Job], states: Collection[str]) -> QuerySet[Job]:
-        """The jobs of these states, said so that the database takes its index for them."""
+        """The jobs of these states, with a condition for which the database uses its index."""
         return rows
 
     # Sessions of the server
@@ -427,30 +427,30 @@ class Store:
         return str(self.connection.vendor)
 
     def sessions(self, question: str, value: Any) -> list[tuple[int, str, str, float]]:
-        """Who is in somebody's way, where the server says so: session, application, its state, seconds it has lasted.
+        """The sessions that are in the way, if the server tells: session, application, its state, and its seconds.
 
         Parameters:
-            question: who ``locks`` the row of this job; who ``blocks`` this session; what is ``old``, in seconds.
+            question: ``locks`` (they lock this job's row), ``blocks`` (they block this session), ``old`` (seconds).
         """
         return []
 
     @property
     def may_write(self) -> bool:
-        """Whether somebody else than the body that runs could write now."""
+        """False while a running body keeps every other process from writing."""
         return True
 
     def end_sessions(self, runs: Sequence[tuple[uuid.UUID, int]]) -> tuple[list[uuid.UUID], set[tuple[str, str]]]:
         """End the server's sessions of runs (job and lease) that are over. The job may have another run by now.
 
         Returns:
-            The jobs whose session was ended; and of each that may not be ended this process's role and that one's.
+            The jobs whose session was ended; and for each session that may not be ended, our role and its role.
         """
         return [], set()
 
     @contextmanager
     def watched(self, job: Job, seconds: float) -> Iterator[list[Any]]:
-        """Not empty if the block waits, after so many seconds, for the run: it is paused before its commit, say.
+        """Yields a list: not empty if the block still waits for the run after so many seconds (it is paused, say).
 
-        Else the run's connection may be at another job of the same claim, which has nothing to do with this one.
+        If it is empty, the run's connection may be busy with another, unrelated job of the same claim.
         """
         yield []

@@ -1,4 +1,4 @@
-"""Which database jobs live in, the connection beside it, and the care of reused connections."""
+"""Which databases jobs live in, the side connection, and how reused connections are kept safe."""
 
 import datetime
 import os
@@ -38,20 +38,20 @@ R = TypeVar("R", bound=QuerySet[Any, Any])
 REPEAT = 30.0
 _complaints: dict[tuple[str, str], float] = {}
 
-#: When this code was loaded, on the machine's monotonic clock: of a worker, before it forked.
+#: When this code was loaded, on the machine's monotonic clock: in a worker, before it forked.
 STARTED = time.monotonic()
 
-#: Two processes of one worker compute its beginning by a database's clock; the two may differ by so much.
+#: Two processes of one worker compute when it began, by a database's clock; the results may differ by so much.
 SAME = datetime.timedelta(seconds=1)
 
 #: psycopg.pq.TransactionStatus
 IDLE, ACTIVE, INTRANS, INERROR = range(4)
 
 #: PostgreSQL's codes of a server that takes no writes (after a failover), and of a session that it has ended. To Django
-#: both are internal errors, and the connection to the first one is sound: who keeps it sticks to a reader.
+#: both are internal errors, and the connection to such a server works: a process that keeps it stays with a reader.
 REFUSES = ("25006", "25P03")
 
-#: PostgreSQL's codes: the wait for a lock took longer than lock_timeout; of two transactions one had to end.
+#: PostgreSQL's codes: the wait for a lock took longer than lock_timeout; one of two transactions had to end.
 LOCK_NOT_AVAILABLE, SERIALIZATION_FAILURE, DEADLOCK = "55P03", "40001", "40P01"
 
 #: MySQL's numbers for the same: lock wait timeout, NOWAIT; deadlock.
@@ -90,7 +90,7 @@ def home() -> str:
 
 
 def is_lost(exc: BaseException, alias: str, before: Any = None) -> bool:
-    """Whether the connection died, and its transaction with it. At the transaction's end Django opens another one.
+    """Whether the connection died, and its transaction with it. Django opens another one at the transaction's end.
 
     Parameters:
         before: the driver's connection before the transaction, if that has ended meanwhile.
@@ -103,19 +103,19 @@ def is_lost(exc: BaseException, alias: str, before: Any = None) -> bool:
     if connection.connection is None or before not in (None, connection.connection):
         return True
     if code := sqlstate(exc):
-        # In a failed transaction the question below gets no answer, although the connection lives.
+        # In a failed transaction ``is_usable()`` would fail, although the connection lives.
         return code.startswith(("08", "57P0"))
     return not is_interrupted(alias) and not connection.is_usable()
 
 
 def sqlstate(exc: BaseException) -> str:
-    """PostgreSQL's code of what it refused; empty if the error is not the server's."""
+    """PostgreSQL's code of the error; empty if the error is not the server's."""
     cause = exc.__cause__
     return str(getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None) or "")
 
 
 def code_of(exc: BaseException) -> str | int | None:
-    """The server's code of what it refused: PostgreSQL's SQLSTATE, or MySQL's number; None if it is not the server's.
+    """The server's code of the error: PostgreSQL's SQLSTATE, or MySQL's number; None if it is not the server's.
 
     SQLite has a text only.
     """
@@ -124,34 +124,34 @@ def code_of(exc: BaseException) -> str | int | None:
 
 
 def gave_up(exc: BaseException) -> bool:
-    """Whether the database ended a wait for somebody else's transaction: too long, or a deadlock."""
+    """Whether the database ended a wait for another transaction: it took too long, or was a deadlock."""
     return code_of(exc) in (*BUSY, DEADLOCK, MYSQL_DEADLOCK)
 
 
 def is_busy(exc: BaseException) -> bool:
-    """Whether somebody else has locked a row, and this statement was not to wait for it (any longer)."""
+    """Whether another transaction has locked a row, and this statement was not to wait for it (any longer)."""
     return code_of(exc) in BUSY
 
 
 def is_conflict(exc: BaseException) -> bool:
-    """Whether the database ended this transaction in favour of another one: the same again may go well."""
+    """Whether the database ended this transaction in favour of another one: a second try may succeed."""
     conflicts = (SERIALIZATION_FAILURE, DEADLOCK, MYSQL_DEADLOCK)
     return isinstance(exc, OperationalError) and code_of(exc) in conflicts
 
 
 def is_refusal(exc: BaseException) -> bool:
     """Whether the database refuses the values themselves: the same statement would be refused again."""
-    # Too large for an index, say, is an OperationalError there.
+    # A value that is too large for an index, say, is an OperationalError on PostgreSQL.
     return isinstance(exc, DataError | IntegrityError) or sqlstate(exc)[:2] in ("22", "23", "54")
 
 
 def is_full(exc: BaseException) -> bool:
-    """Whether the database found no room for what was written: somebody will make some."""
+    """Whether the disk was full: that passes when a person makes room."""
     return isinstance(exc, OperationalError) and code_of(exc) in DISK_FULL
 
 
 def free(rows: QuerySet[M]) -> QuerySet[M]:
-    """The rows that nobody else has locked. They stay locked until the transaction ends. (SQLite has one writer.)"""
+    """Lock the rows that no other transaction has locked, until this one ends. (SQLite has one writer.)"""
     can_skip = connections[rows.db].features.has_select_for_update_skip_locked
     return rows.select_for_update(skip_locked=True) if can_skip else rows
 
@@ -178,12 +178,12 @@ def began(now: datetime.datetime, since: float = STARTED) -> datetime.datetime:
 
 
 def apart(alias: str) -> closing[BaseDatabaseWrapper]:
-    """A connection of its own for one block, in autocommit mode."""
+    """A separate connection for one block, in autocommit mode."""
     return closing(_new_connection(alias))
 
 
 def everywhere(part: Callable[[str], int | None], aliases: Iterable[str] | None = None) -> int:
-    """The sum of what is done in each job database; one that is away does not stop the others."""
+    """Call ``part`` for each job database, and add up its results. It goes on if a database is away."""
     done = 0
     for alias in conf().DATABASES if aliases is None else aliases:
         try:
@@ -203,12 +203,12 @@ def each(rows: R) -> Iterator[R]:
 
 
 def first(rows: QuerySet[M]) -> M | None:
-    """The first of the rows, in whatever job database it is."""
+    """The first of the rows, from any of the job databases."""
     return next(filter(None, (part.first() for part in each(rows))), None)
 
 
 def patiently(alias: str, action: Callable[[], T]) -> T:
-    """Do it; and once more over a new connection, if the old one turns out to be dead outside of a transaction."""
+    """Call ``action``; if the connection turns out to be dead, outside of a transaction, try again over a new one."""
     connection = connections[alias]
     raw = connection.connection
     try:
@@ -221,13 +221,13 @@ def patiently(alias: str, action: Callable[[], T]) -> T:
 
 
 def again_if_moved(using: str, action: Callable[[], T], is_one: bool = False) -> T:
-    """Do it in a savepoint, and again if PostgreSQL says that a row which it was to lock has moved.
+    """Call ``action`` in a savepoint, and again if PostgreSQL says that a row which it was to lock has moved.
 
-    Race: a job ends, or is let run again, which moves its row to another partition. Who looks again sees its new state.
+    Race: a job ends, or is run again, which moves its row to another partition. The next try sees its new state.
     A statement with SKIP LOCKED gets the same error, if the row moved since it began.
 
     Parameters:
-        is_one: it is one statement, which needs no savepoint outside of a transaction.
+        is_one: ``action`` is one statement, which needs no savepoint outside of a transaction.
     """
     is_alone = is_one and connections[using].get_autocommit()
     for left in (4, 3, 2, 1, 0):
@@ -241,7 +241,7 @@ def again_if_moved(using: str, action: Callable[[], T], is_one: bool = False) ->
 
 
 def note_away(exc: Error, alias: str) -> None:
-    """Drop the connection, and log the error: when it is new, and every :data:`REPEAT` seconds while it is the same."""
+    """Drop the connection, and log the error, but the same error only once in :data:`REPEAT` seconds."""
     drop(alias)
     text, now = describe(exc), time.monotonic()
     if now - _complaints.get((alias, text), -REPEAT) < REPEAT:
@@ -263,14 +263,14 @@ def note_failure(exc: Exception, who: str, about: dict[str, Any]) -> None:
 
 
 def describe(exc: Error) -> str:
-    """What a database refuses, with the cure where one is known."""
+    """The text of a database error, with the cure where one is known."""
     text = str(exc).strip()
     is_cured = isinstance(exc, ProgrammingError) or "no such table" in text or "no such column" in text
     return f"{text} (not migrated? run manage.py migrate)" if is_cured else text
 
 
 def in_test(alias: str) -> bool:
-    """Whether all is part of the transaction that Django's ``TestCase`` holds around a test, and which has to last."""
+    """Whether Django's ``TestCase`` holds a transaction around the whole test, which must not be ended."""
     blocks = connections[alias].atomic_blocks
     return bool(blocks) and bool(getattr(blocks[0], "_from_testcase", False))
 
@@ -285,7 +285,7 @@ def in_transaction(alias: str) -> bool:
 def drop(alias: str) -> None:
     """Close the connection whatever state it is in; the next query opens a new one.
 
-    A time limit in mid-query leaves one that Django takes for usable, a failed COMMIT one that is in no known state.
+    After a time limit in mid-query Django takes it for usable; after a failed COMMIT it is in no known state.
     """
     if in_test(alias):
         return
@@ -298,14 +298,14 @@ def drop(alias: str) -> None:
 
 
 def leave_pools() -> None:
-    """In a process whose threads need few connections, and must wait for none of them: take none of Django's pools."""
+    """Use no connection pools of Django, in a process whose threads need few connections and must not wait for one."""
     for alias in conf().DATABASES:
         settings = connections.settings[alias]
         settings["OPTIONS"] = {key: value for key, value in settings["OPTIONS"].items() if key != "pool"}
 
 
 def cancel_query(alias: str) -> None:
-    """A query that a time limit left behind would go on in the server, and keep its transaction's locks."""
+    """End a query that a time limit left behind: it would go on in the server, and keep its transaction's locks."""
     connection = connections[alias]
     if is_interrupted(alias):
         try:
@@ -315,10 +315,10 @@ def cancel_query(alias: str) -> None:
 
 
 def roll_back(alias: str) -> None:
-    """At the end of a body that failed, before Django does the same (with ``atomic=False`` nobody does).
+    """Roll back after a body that failed, before Django does the same (with ``atomic=False`` Django does not).
 
-    Race: a signal that strikes in Django's rollback has it switch autocommit on, with which SQLite and MySQL commit.
-    One that strikes here leaves the rollback to Django, or to the end of a connection that is closed.
+    Race: a signal during Django's rollback makes it switch autocommit on, which commits on SQLite and MySQL.
+    After a signal here, Django still rolls back, or the connection's end does.
     """
     if in_test(alias):
         # Django rolls back to the savepoint of the body.
@@ -334,14 +334,14 @@ def roll_back(alias: str) -> None:
         logger.debug("a rollback over a broken connection", exc_info=True, extra={"action": "rollback_failed"})
 
 
-#: Of a worker's connections to PostgreSQL, at its own end (libpq): a dead link shows in about 20 seconds, and not in
-#: hours. What the project's settings say wins. Milliseconds for ``tcp_user_timeout``, else seconds.
+#: Options of a worker's connections to PostgreSQL (libpq): it notices a dead link in about 20 seconds, and not in
+#: hours. The project's settings win. ``tcp_user_timeout`` is in milliseconds, the rest in seconds.
 KEEPALIVES = {"idle": 5, "interval": 5, "count": 3}
 LINK = {"connect_timeout": 10, "tcp_user_timeout": 20_000} | {f"keepalives_{k}": v for k, v in KEEPALIVES.items()}
 
 
 def watch_links() -> None:
-    """In a worker: let both ends of each connection notice that the other machine lost its power, or the cable."""
+    """In a worker: let both ends of each connection notice if the other machine has lost power or network."""
     for alias in conf().DATABASES:
         if connections[alias].vendor == "postgresql":
             settings = connections.settings[alias]
@@ -352,7 +352,7 @@ def watch_links() -> None:
 def _watch_from_the_server(connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
     """A server that does not notice keeps the transaction of the dead machine, and its locks."""
     if connection.vendor == "postgresql" and connection.alias in conf().DATABASES:
-        # It asks nobody as long as an answer of its own is under way: then the timeout decides.
+        # The server sends no keepalives while its own answer is under way: then the timeout decides.
         values = {"user_timeout": LINK["tcp_user_timeout"]} | {f"keepalives_{k}": v for k, v in KEEPALIVES.items()}
         calls = [f"set_config('tcp_{name}', '{value}', false)" for name, value in values.items()]
         with connection.cursor() as cursor:
@@ -386,7 +386,7 @@ def has_transaction(alias: str) -> bool:
 
 
 def _has_transaction(connection: BaseDatabaseWrapper) -> bool:
-    """Race: a signal that comes while SQLite's BEGIN waits for the lock strikes when the lock is there."""
+    """Race: a signal that arrives while SQLite's BEGIN waits is handled only when BEGIN has the lock."""
     with connection.wrap_database_errors:
         return (
             not connection.get_autocommit()
@@ -396,7 +396,7 @@ def _has_transaction(connection: BaseDatabaseWrapper) -> bool:
 
 
 def is_interrupted(alias: str) -> bool:
-    """Whether a query was left behind, by a time limit for one (PostgreSQL): the link is sound, and takes no other."""
+    """Whether a time limit left a query behind (PostgreSQL): the connection works, but takes no other query."""
     return status(connections[alias]) == ACTIVE
 
 
@@ -406,19 +406,19 @@ def is_idle(alias: str) -> bool:
 
 
 def status(connection: BaseDatabaseWrapper) -> int | None:
-    """What PostgreSQL's driver knows of its transaction without asking the server; None of other databases."""
+    """The transaction status that PostgreSQL's driver knows without asking the server; None for other databases."""
     raw: Any = connection.connection
-    # psycopg2 has no libpq to show, and the same numbers.
+    # psycopg2 does not expose libpq, but has the same numbers.
     return getattr(getattr(raw, "pgconn", None) or getattr(raw, "info", None), "transaction_status", None)
 
 
 def has_libpq(connection: BaseDatabaseWrapper) -> bool:
-    """Whether PostgreSQL's driver lets others at its libpq, as psycopg 3 does: psycopg2 does not."""
+    """Whether PostgreSQL's driver gives access to its libpq: psycopg 3 does, psycopg2 does not."""
     return hasattr(connection.connection, "pgconn")
 
 
 class SideDatabase:
-    """A connection of its own for beats and messages.
+    """A separate connection for heartbeats and messages.
 
     On SQLite it opens another file beside the main one (same name, ``.broker`` appended): a body holds the main file's
     write lock as long as it runs, and a heartbeat must not wait for a body. Elsewhere it is a second connection to the
@@ -462,7 +462,7 @@ class SideDatabase:
                 raise
 
     def execute(self, sql: str, *params: Any) -> Any:
-        """Execute one statement, in which ``{now}`` is :attr:`now`: the rows, or how many it changed."""
+        """Execute one statement, in which ``{now}`` is :attr:`now`. Returns the rows, or how many it changed."""
         with self.cursor() as cursor:
             cursor.execute(sql.format(now=self.now), params)
             return cursor.fetchall() if cursor.description else cursor.rowcount
@@ -505,7 +505,7 @@ def _new_connection(alias: str) -> BaseDatabaseWrapper:
             cure = "give it a file (NAME, and TEST['NAME'] for tests)"
             raise ImproperlyConfigured(f"the database {alias!r} is in memory, and no process can share it: {cure}")
         settings["NAME"] = f"{name}.broker"
-        # For its owner alone, whatever the umask: messages and progress are in it. SQLite gives its -wal and -shm the
+        # Only its owner may read it, whatever the umask: it has messages and progress. SQLite gives -wal and -shm the
         # same mode.
         with suppress(OSError):
             os.close(os.open(settings["NAME"], os.O_CREAT | os.O_EXCL, 0o600))
@@ -535,7 +535,7 @@ def close_all() -> None:
 
 def release_all() -> None:
     for side in list(_open_ones):
-        # One that another thread made while this one forked was never locked here.
+        # Another thread may have created one during the fork: it was never locked here.
         with suppress(RuntimeError):
             side._lock.release()
 

@@ -1,6 +1,6 @@
-"""The beats of nodes, by which others see that they live: a counter each, so that no clocks have to agree.
+"""The nodes' heartbeats, which show that they are alive: a counter for each node, so clocks need not agree.
 
-``jobs/maintenance/rescue.py`` judges who is dead.
+``jobs/maintenance/rescue.py`` judges which nodes are dead.
 """
 
 import uuid
@@ -23,7 +23,7 @@ def first(side: SideDatabase, node_id: uuid.UUID) -> None:
 
 
 def send(side: SideDatabase, node_id: uuid.UUID) -> bool:
-    """Prove to be alive; False: this node was declared dead and has to take a new id."""
+    """Prove that this node is alive; False: it was declared dead, and has to take a new id."""
     changed = side.execute("UPDATE jobs_heartbeat SET count = count + 1, at = {now} WHERE node = %s", node_id.hex)
     return bool(changed == 1)
 

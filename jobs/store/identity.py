@@ -1,4 +1,4 @@
-"""Which database this is: whether its jobs may run here. An extension knows a copy from its original."""
+"""Which database this is, and whether its jobs may run. An extension can tell a copy from its original."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ class NotAdopted(Exception):
 
 
 class Identity:
-    """Of one job database, by its alias. Here it is always itself."""
+    """The identity of one job database, by its alias. Without an extension it is never a copy."""
 
     def __init__(self, alias: str) -> None:
         self.alias = alias
@@ -20,7 +20,7 @@ class Identity:
         """Raise ``NotAdopted`` if its jobs may not run."""
 
     def marks(self) -> dict[str, Any]:
-        """What it is marked as (None: no worker ever was here), what it is, and whether its jobs run."""
+        """What it is marked as (None: no worker ever used it), what it is, and whether its jobs run."""
         return {"marked_as": None, "is": self.alias, "adopted": True}
 
 

@@ -1,4 +1,4 @@
-"""The rows of locks that no Redis keeps, written beside everybody's transactions."""
+"""The rows of locks that are not in Redis, written outside of any job's or caller's transaction."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _READ_OLD = f"SELECT jobs_lock.key, job, lease, expires_at {_OLD} AND expires_at
 class Row(NamedTuple):
     """A lock as it is now; without a row the token is None."""
 
-    #: The database's time. Seconds since 1970, as the end.
+    #: The database's time, in seconds since 1970, as ``expires_at``.
     now: float
     job: uuid.UUID | None
     lease: int | None
@@ -37,7 +37,7 @@ def read(side: SideDatabase, key: str) -> Row:
 
 
 def is_running(side: SideDatabase, job: uuid.UUID, lease: int) -> bool:
-    """Whether this run of a job lasts."""
+    """Whether this run of a job still lasts."""
     return bool(
         side.execute("SELECT 1 FROM jobs_job WHERE id = %s AND state = 'running' AND lease = %s", job.hex, lease)
     )
@@ -46,7 +46,7 @@ def is_running(side: SideDatabase, job: uuid.UUID, lease: int) -> bool:
 def take(
     side: SideDatabase, key: str, row: Row, job: uuid.UUID | None, lease: int, token: str, fence: int, until: float
 ) -> bool:
-    """Race: several saw that it is free. One finds the row as it was read, or inserts it."""
+    """Race: several processes saw that it is free. Only one finds the row as it was read, or inserts it."""
     names = ("job", "lease", "token", "fence", "expires_at", connections[home()].ops.quote_name("key"))
     values: list[Any] = [job and job.hex, lease, token, fence, until, key]
     if row.token is None:
@@ -58,14 +58,14 @@ def take(
     try:
         return bool(side.execute(sql, *values))
     except (IntegrityError, OperationalError) as exc:
-        # A server whose transactions are REPEATABLE READ by default says it the second way.
+        # A server whose default is REPEATABLE READ reports the conflict as an OperationalError.
         if not isinstance(exc, IntegrityError) and not is_conflict(exc):
             raise
         return False
 
 
 def keep(side: SideDatabase, key: str, token: str, seconds: float) -> bool:
-    """For a block that is no job's, and to give it back: the row stays for a while, and with it the last fence."""
+    """Renew the lock of a block outside of jobs, or give a lock back: the row stays a while, with the last fence."""
     return bool(side.execute(_KEEP, seconds, key, token))
 
 
@@ -76,5 +76,5 @@ def read_old(side: SideDatabase, age: float, behind: float, limit: int) -> list[
 
 
 def delete_old(side: SideDatabase, age: float, keys: Sequence[str]) -> None:
-    """Race: one is taken, or renewed, at this moment. Then it is not that old any more."""
+    """Race: a lock is taken, or renewed, at this moment. Then it is not that old any more, and stays."""
     side.execute(f"DELETE {_OLD} AND jobs_lock.key IN ({', '.join(['%s'] * len(keys))})", age, *keys)

@@ -1,4 +1,4 @@
-"""What a session of PostgreSQL hears by LISTEN, whichever driver it has."""
+"""What a session of PostgreSQL receives by LISTEN, with either driver."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jobs.store import databases
 
 class Notifications:
     """Parameters:
-    connection: in autocommit mode, and nobody else's; it may be asked other things meanwhile.
+    connection: in autocommit mode, and used by no other code; it may execute other statements meanwhile.
     """
 
     def __init__(self, connection: Any, channel: str) -> None:
@@ -21,7 +21,7 @@ class Notifications:
         self._kept: list[str] = []
         self._has_libpq = databases.has_libpq(connection)
         if self._has_libpq:
-            # What comes with an answer. psycopg2 keeps it itself.
+            # For notifications that come with an answer. psycopg2 keeps those itself.
             self._raw.add_notify_handler(lambda note: self._kept.append(note.payload))
         self.execute(f"LISTEN {channel}")
 
@@ -30,11 +30,11 @@ class Notifications:
             cursor.execute(sql)
 
     def fileno(self) -> int:
-        """To wait for, by ``select`` or ``poll``."""
+        """For ``select`` or ``poll``."""
         return int(self._raw.fileno())
 
     def heard(self) -> list[str]:
-        """The payloads that there are, without waiting; psycopg's own ``notifies()`` takes a hundred times as long."""
+        """The payloads that have come, without waiting; psycopg's own ``notifies()`` takes a hundred times as long."""
         heard, self._kept = self._kept, []
         with self._connection.wrap_database_errors:
             if self._has_libpq:

@@ -1,4 +1,4 @@
-"""PostgreSQL. What every job costs goes in one statement, past Django's cursor."""
+"""PostgreSQL. The work that every job needs is one statement, which bypasses Django's cursor."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from jobs.store import base, databases
 from jobs.store.base import COMMITTED_WITHIN, RUNS, Claim, Seen, Since
 from jobs.store.sessions import Session, has_begun, literal, session_of
 
-#: What a node may claim of a queue.
+#: The jobs of a queue that a node may claim.
 READY = """state = 'ready' AND held IS NULL AND queue = {queue}
       AND (expires_at IS NULL OR expires_at > statement_timestamp())
       AND EXISTS (SELECT 1 FROM jobs_node WHERE id = %(node)s AND dead_at IS NULL)
@@ -32,7 +32,7 @@ READY = """state = 'ready' AND held IS NULL AND queue = {queue}
 #: The commit of this transaction need not wait for the disk.
 UNSYNCED = "FROM (SELECT set_config('synchronous_commit', 'off', true)) AS unsynced"
 
-#: Nor that of a claim: a crash that forgets it does no harm. With a renewed row's token it does: bodies begin at once.
+#: A claim's commit need not either (a crash that loses it does no harm), unless bodies begin at once (token <= 0).
 CLAIMED = """(SELECT set_config('synchronous_commit', CASE WHEN %(token)s > 0 THEN 'off'
     ELSE current_setting('synchronous_commit') END, true)) AS unsynced"""
 CLAIM = f"""
@@ -52,23 +52,23 @@ _FIRST = """
     FOR UPDATE SKIP LOCKED
 """
 
-#: A position in a queue. The planner sees it, and plans each claim anew. A plan that is kept may be that of a table
-#: which was empty.
+#: A position in a queue. The planner sees the values, and plans each claim anew: a plan that is kept may have been made
+#: when the table was empty.
 AT = f"({BY_ORDER})"
 HERE = "(%(rank)s::smallint, %(run_at)s::timestamptz, %(id)s::uuid)"
 
-#: Behind the row that was claimed last. The rows before it are gone, but their index entries stay as long as somebody
-#: keeps an old transaction open, and a claim would step over all of them.
+#: Behind the row that was claimed last. The rows before it are gone, but their index entries stay as long as any
+#: session keeps an old transaction open, and a claim would step over all of them.
 AFTER = f"AND {AT} > {HERE}"
 
-#: The tasks whose limits another claim heeds, or that only another worker knows.
+#: Leaves out tasks with limits, which a claim of their own takes, and tasks that only another worker knows.
 WITHOUT = "AND task <> ALL (%(without)s)"
 
-#: The tasks of those bodies that the process can take beside others.
+#: The tasks whose bodies the process can run beside other bodies.
 ONLY = "AND task = ANY (%(only)s)"
 
-#: The row of a run, by its key. The state is written so that the planner knows the partition, and does not take the
-#: index of all that runs.
+#: The row of a run, found by its key. The condition on the state lets the planner find the partition, but keeps it from
+#: using the index of all running jobs.
 STILL_RUNNING = "state IN ('running', 'ready') AND state || '' = 'running'"
 
 RENEW = f"""
@@ -85,7 +85,7 @@ RETURNING queue
 """
 _TELLING = "WITH woken AS ({}) SELECT queue, pg_notify(%(channel)s, queue || %(told)s) FROM woken"
 
-#: Zero rows are an error (a division by zero), so that a COMMIT in the same message does not commit.
+#: Zero rows raise an error (a division by zero), so that a COMMIT in the same message does not commit.
 SUCCEED = f"""
 WITH done AS (
     UPDATE jobs_job
@@ -97,11 +97,11 @@ WITH done AS (
 )
 SELECT 1 / count(*) FROM done
 """
-#: The same where a crash of the server may forget effects and completion together.
+#: The same, where a crash of the server may lose effects and completion together.
 RELAXED = SUCCEED.replace("WHERE", f"{UNSYNCED}\n    WHERE", 1)
 _SUCCEED_TYPES = "json, float8, uuid, int, bigint"
 
-#: The same of several runs. Fewer rows than expected are an error: nothing of their transaction is committed.
+#: The same for several runs. Fewer rows than expected raise an error: nothing of their transaction is committed.
 SUCCEED_ALL = f"""
 WITH done AS (
     UPDATE jobs_job
@@ -116,7 +116,7 @@ SELECT 1 / (count(*) = {{1}})::int FROM done
 """
 ALL_RELAXED = SUCCEED_ALL.replace("FROM", f"{UNSYNCED},", 1)
 
-#: One round trip: the bound of the wait is set, holds for the INSERT, and is taken back.
+#: In one round trip: set the limit of the wait, INSERT under it, and restore the limit.
 MARK = """
 WITH bound AS MATERIALIZED (
     SELECT current_setting('lock_timeout') AS before, set_config('lock_timeout', %s, true) AS during
@@ -128,24 +128,24 @@ WITH bound AS MATERIALIZED (
 SELECT done.rows, set_config('lock_timeout', CASE WHEN done.rows >= 0 THEN bound.before END, true) FROM bound, done
 """
 
-#: The ranks that a short look looks at; Celery's priorities are 0 to 9, whichever comes first.
+#: The ranks that a short look looks at: Celery's priorities are 0 to 9, sorted either way.
 RANKS = range(-9, 10)
 
-#: The first job that waits in the queue ``own``, read by the index that the claim uses; the same of those that came a
-#: moment ago, one step for each rank.
+#: The first job that waits in the queue ``own``, read from the index that the claim uses; and the same among the jobs
+#: added a moment ago, one step for each rank.
 FIRST = f"SELECT 1 FROM jobs_job WHERE state = 'ready' AND held IS NULL AND queue = own ORDER BY {BY_ORDER} LIMIT 1"
 NEW_FIRST = f"""SELECT 1 FROM unnest(ARRAY{[*RANKS]}::smallint[]) AS its CROSS JOIN LATERAL (
         SELECT 1 FROM jobs_job WHERE state = 'ready' AND held IS NULL AND queue = own AND rank = its
         AND run_at >= statement_timestamp() - interval '{COMMITTED_WITHIN} s' ORDER BY run_at, id LIMIT 1
     ) AS found LIMIT 1"""
 
-#: Those of some queues in which one waits: a step for each, and one plan whatever they are.
+#: The queues, of those given, in which a job waits: one step for each queue, and the same plan for any queues.
 WITH_READY = """
 SELECT own FROM unnest({queues}::text[]) AS own
 WHERE ({first}) IS NOT NULL AND NOT EXISTS (SELECT 1 FROM jobs_pause WHERE queue = own)
 """
 
-#: How many calls over one connection make it worth while to prepare the INSERT.
+#: After how many calls over one connection it is worth while to prepare the INSERT.
 OFTEN = 5
 
 _JSON = frozenset({"args", "kwargs", "options"})
@@ -163,14 +163,14 @@ def json_literal(value: Any) -> str:
 
 
 class Among(Func):
-    """That a column is one of many ids: as one value. Of ``IN`` each is one, which takes longer here than the query."""
+    """A column is one of many ids, passed as one value. ``IN`` passes each id: that takes longer than the query."""
 
     template, arg_joiner, output_field = "%(expressions)s::%(kind)s[])", " = ANY (", BooleanField()
 
 
 class PostgreSQL(base.Store):
     has_notify = claims_after = compares = writes_at_once = True
-    #: As many as go in 100 ms: the threads of a supervisor wait for each other.
+    #: As many as take 100 ms: the threads of a supervisor wait for each other.
     old_batches = 10
     ignoring = ("INSERT", " ON CONFLICT DO NOTHING")
 
@@ -197,15 +197,15 @@ class PostgreSQL(base.Store):
         if connection.queries_logged or connection.execute_wrappers:
             return False
         calls = getattr(connection.connection, "_jobs_calls", 0)
-        # An object of psycopg2 takes none, and prepares nothing.
+        # A connection of psycopg2 takes no attributes, and prepares nothing.
         with suppress(AttributeError):
             connection.connection._jobs_calls = calls + 1
         return bool(calls >= OFTEN)
 
     def insert_all(self, jobs: Sequence[Job], said: Sequence[Mapping[str, Any]] | None) -> None:
-        """COPY is what PostgreSQL takes fastest. A value that one call says and another does not is its default."""
+        """Use COPY, the fastest way. A column that only some of the calls set has its default in the rest."""
         if said is None or self.connection.execute_wrappers:
-            # Whoever looks at statements in a block (``connection.execute_wrapper``) sees no COPY.
+            # Code that watches the statements of a block (``connection.execute_wrapper``) sees no COPY.
             super().insert_all(jobs, said)
             return
         wanted = {name for values in said for name in values}
@@ -217,7 +217,7 @@ class PostgreSQL(base.Store):
                 rows = (job.__dict__ for job in jobs[start : start + 1000])
                 yield "".join(["\t".join([_escaped(name, row[name]) for name in columns]) + "\n" for row in rows])
 
-        # A cursor of Django knows no COPY: its errors would be the driver's, and a broken block would take it.
+        # Django does not handle COPY: it would raise the driver's errors, and accept it in a broken block.
         self.connection.validate_no_broken_transaction()
         with self.connection.wrap_database_errors, self.connection.cursor() as cursor:
             if databases.has_libpq(self.connection):
@@ -225,12 +225,12 @@ class PostgreSQL(base.Store):
                     for text in texts():
                         copy.write(text)
             else:
-                # One statement, so that all are there or none.
+                # One statement, so that all rows are inserted or no row.
                 cursor.copy_expert(sql, StringIO("".join(texts())))
 
     @property
     def batch_size(self) -> int | None:  # type: ignore[override]
-        """Django does not know how many values a statement takes with ``server_side_binding``."""
+        """A limit for ``server_side_binding``: Django does not know how many values a statement takes then."""
         is_bound = self.connection.settings_dict["OPTIONS"].get("server_side_binding")
         return 65_535 // len(Job._meta.concrete_fields) if is_bound else None
 
@@ -239,25 +239,25 @@ class PostgreSQL(base.Store):
         return Among(F(column), Value(f"{{{','.join(map(str, ids))}}}"), kind=kind)
 
     def free_unique_keys(self, ids: Sequence[uuid.UUID], is_over: Q) -> None:
-        """Over a connection of its own: in the caller's transaction these rows would stay locked until it ends.
+        """Use a separate connection: the caller's transaction would keep these rows locked until it ends.
 
-        Nobody could claim or finish them.
+        Meanwhile no process could claim or finish these jobs.
         """
         with databases.apart(self.using) as connection, connection.cursor() as cursor:
-            # For this statement alone: behind a pooler the server's session is the next client's.
+            # Set it for this statement only: behind a pooler the next client gets the same session.
             bound = "(SELECT set_config('lock_timeout', '1s', true)) AS bound"
             late = "state IN ('scheduled', 'ready') AND expires_at <= now()"
             where = f"finished_at IS NULL AND id = ANY(%s) AND (unique_expires_at <= now() OR {late})"
             try:
                 cursor.execute(f"UPDATE jobs_job SET unique_key = NULL FROM {bound} WHERE {where}", [list(ids)])
             except OperationalError as exc:
-                # Race: one of them has ended, and its key is free. The caller looks once more.
+                # Race: one of the jobs has ended, and its key is free. The caller looks again.
                 if not databases.is_conflict(exc):
                     raise
                 return
             if cursor.rowcount:
                 return
-        # These are the transaction's own rows, which no other connection sees yet.
+        # The rows are of this transaction, and no other connection sees them yet.
         super().free_unique_keys(ids, is_over)
 
     def notify(self, channel: str, payloads: Sequence[str]) -> None:
@@ -282,7 +282,7 @@ class PostgreSQL(base.Store):
         return [queue for [queue] in self.session.fetch(sql, {"queues": list(queues)})]
 
     def _first(self, sql: str) -> str | None:
-        # Django's cursor and psycopg's take five times as long.
+        # Over Django's cursor, or psycopg's, it takes five times as long.
         with (session := self.session).wrap:
             return session.send(sql)
 
@@ -324,7 +324,7 @@ class PostgreSQL(base.Store):
         spare_savepoints(self.connection)
 
     def succeed(self, job: Job, result: Any, runtime: float, is_synced: bool = True) -> bool:
-        """The COMMIT goes with it, in one message to the server, if the transaction is the body's own."""
+        """If the transaction is the body's own, the COMMIT is sent in the same message to the server."""
         values = json_literal(result), f"{runtime:.6f}", f"'{job.pk}'", str(job.lease), str(job.token)
         return self.write_last(_SUCCEED_TYPES, SUCCEED if is_synced else RELAXED, values, "after_completion")
 
@@ -335,17 +335,17 @@ class PostgreSQL(base.Store):
         return self.write_last("json, int", SUCCEED_ALL if is_synced else ALL_RELAXED, values, "after_completion")
 
     def write_last(self, types: str, template: str, values: Sequence[str], point: str) -> bool:
-        """Execute the last statement of a transaction, and send the COMMIT with it; False: the fence did not hold.
+        """Execute the last statement of a transaction, and send the COMMIT with it. False: the run lost its job.
 
         Parameters:
-            template: the statement with places for ``values``, of these ``types``; it divides by zero if it finds no
-                row of the fence. The values are as they stand in SQL.
+            template: the statement with places for ``values`` of these ``types``. It divides by zero if it finds no
+                row that the fence allows. The values are SQL literals.
             point: the sync point between the statement and its commit.
         """
         return self._last(types, template, values, point, commits=True) is not False
 
     def ask_last(self, types: str, template: str, values: Sequence[str], point: str) -> str | Literal[False] | None:
-        """The same, of a statement that returns something: its first value as text. None: it returned nothing."""
+        """The same for a statement that returns something: its first value as text. None: it returned nothing."""
         return self._last(types, template, values, point, commits=False)
 
     def _last(
@@ -353,12 +353,12 @@ class PostgreSQL(base.Store):
     ) -> str | Literal[False] | None:
         connection, session = self.connection, self.session
         begin = commit = ""
-        # A savepoint around it: the transaction is somebody else's. A test may want to stop in between.
+        # Inside a savepoint the transaction is not the body's own. A test may want to stop before the commit.
         is_own = connection.in_atomic_block and not connection.savepoint_ids and not is_armed(point)
         if has_begun(connection):
             commit = session.COMMIT if is_own and commits else ""
         elif connection.in_atomic_block and not is_own:
-            # Else the body executed nothing, and one statement commits by itself; a COMMIT would be warned of.
+            # Else the body executed nothing, and the statement commits by itself; the server would warn of a COMMIT.
             begin = session.BEGIN
         try:
             with session.wrap:
@@ -373,12 +373,12 @@ class PostgreSQL(base.Store):
     @contextmanager
     def bounded(self, seconds: float) -> Iterator[None]:
         with transaction.atomic(using=self.using), self.connection.cursor() as cursor:
-            # Two that wait for each other would give up at the same moment; now the second one goes on.
+            # A random limit: two transactions that wait for each other would else both give up at the same moment.
             limit = f"{random.uniform(0.7, 1) * seconds * 1000:.0f}ms"
             cursor.execute("SELECT current_setting('lock_timeout'), set_config('lock_timeout', %s, true)", [limit])
             before = cursor.fetchone()[0]
             yield
-            # After an exception the end of the savepoint does the same.
+            # After an exception the rollback to the savepoint restores it.
             cursor.execute("SELECT set_config('lock_timeout', %s, true)", [before])
 
     def reads_committed(self, level: Any) -> bool:
@@ -400,7 +400,7 @@ class PostgreSQL(base.Store):
 
 @lru_cache(maxsize=1000)
 def claim_sql(queue: str, limit: int, is_after: bool, is_without: bool, is_only: bool = False) -> str:
-    """The queue and the limit stand in it as they are: so the planner takes the index, whatever it knows."""
+    """The queue and the limit are literals in it: so the planner uses the index, whatever its statistics are."""
     tasks = (WITHOUT if is_without else "") + (ONLY if is_only else "")
     words = {"after": AFTER if is_after else "", "without": tasks, "order": BY_ORDER}
     words |= {"ready": READY.format(queue=literal(queue))}
@@ -408,9 +408,9 @@ def claim_sql(queue: str, limit: int, is_after: bool, is_without: bool, is_only:
 
 
 def wake_sql(columns: Mapping[str, Any], is_alone: bool, tells: bool) -> str:
-    """Alone it may be forgotten by a crash of the server, as if its process had died before it.
+    """Outside of a transaction a crash of the server may lose it, as if its process had died before it.
 
-    Inside of a transaction it must not decide how that one commits.
+    Inside a transaction it must not change how that transaction commits.
     """
     sets = [
         f"{name} = {'statement_timestamp()' if isinstance(columns[name], Now) else f'%({name})s'}" for name in columns
@@ -432,10 +432,10 @@ def _escaped(name: str, value: Any) -> str:
 
 
 def spare_savepoints(connection: Any) -> None:
-    """A savepoint at the very beginning of a transaction is not sent: rolling back to it rolls back the transaction.
+    """Do not send a savepoint at the very start of a transaction: rolling back to it rolls back the transaction.
 
-    A body is often written with ``with transaction.atomic():`` around it. The run has its transaction already, so this
-    would be a savepoint, and cost two round trips. The three hooks are those that a Django backend overrides.
+    A body often has ``with transaction.atomic():`` around it. The run has its transaction already, so this would be a
+    savepoint, and cost two round trips. The three hooks are methods that Django's database backends override.
     """
     if hasattr(connection, "_jobs_spared"):
         return
@@ -444,7 +444,7 @@ def spare_savepoints(connection: Any) -> None:
 
     def savepoint(sid: str) -> None:
         if has_begun(connection):
-            # Django may count anew: an id that was never released comes again.
+            # Django may restart its count, and reuse the id of a savepoint that was never released.
             spared.discard(sid)
             save(sid)
         else:

@@ -1,7 +1,7 @@
-"""What Celery's result backend keeps where no job's row says it: one table, written beside everybody's transactions.
+"""What Celery's result backend keeps that no job's row has: one table, written outside of all transactions.
 
-On SQLite it is in the second file: a body holds the write lock of the main one. Elsewhere the connection that there is
-writes it, unless that has a transaction, which might roll back and would hide it until its end.
+On SQLite it is in the second file: a body holds the write lock of the main one. Elsewhere the thread's connection
+writes it, unless it is in a transaction, which might roll back, and would hide the row until its end.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from jobs.store.databases import SideDatabase, home, patiently
 _COLUMNS = ["id", "meta", "lease", "expires_at"]
 
 
-#: How Celery's backends begin what they keep of a task that ``AbortableAsyncResult.abort()`` was called of.
+#: How a stored value begins after ``AbortableAsyncResult.abort()`` was called for its task.
 _ABORTED = '{"status": "ABORTED%'
 
-#: Whether what is there is of no job, or of an earlier run; or of this one.
+#: Whether the stored value is of no job, or of an earlier run; and whether it is of the same run.
 _EARLIER = "jobs_stored_result.lease IS NULL OR jobs_stored_result.lease < excluded.lease"
 _SAME = "jobs_stored_result.lease = excluded.lease"
 
 
 def packed(key: str, meta: str, expires: float | None, lease: int) -> bytes:
-    """What a run says of itself, for the worker's supervisor to write (:func:`write_said`): it costs no statement."""
+    """A run's state, for the worker's supervisor to write (:func:`write_said`): it costs the run no statement."""
     return json.dumps([key, meta, expires, lease], ensure_ascii=False).encode()
 
 
 def write_said(side: SideDatabase, text: bytes) -> None:
-    """What was packed; not over what a later run said, nor over somebody's wish that the run should end.
+    """Write what was packed, unless a later run has written, or a person has asked this run to end (``abort()``).
 
-    MariaDB cannot ask that in the same statement: there the last one wins.
+    MariaDB cannot check that in the same statement: there the last writer wins.
     """
     key, meta, expires, lease = json.loads(text)
     sql, values = _upsert(), [key, meta, lease, expires or None]
@@ -58,7 +58,7 @@ class Store:
         self._side = SideDatabase()
 
     def read(self, keys: Iterable[str]) -> dict[str, tuple[str, int | None]]:
-        """What was written, by its key, with the lease under which a job said it. Unknown keys are left out."""
+        """What was written, by its key, with the lease of the job's run that wrote it. Unknown keys are left out."""
         wanted = list(keys)
         found: dict[str, tuple[str, int | None]] = {}
         for start in range(0, len(wanted), conf().BATCH):
@@ -70,15 +70,15 @@ class Store:
     def write(
         self, key: str, meta: str, expires: float | None, lease: int | None = None, keep_open: bool = False
     ) -> None:
-        """Write a value under its key, in place of what was there.
+        """Write a value under its key, and replace what was there.
 
         Parameters:
             expires: the seconds for which it is kept; None or 0: for ever.
-            keep_open: a connection of its own stays open until :meth:`close`: the same job will write again.
+            keep_open: keep a separate connection open until :meth:`close`: the same job will write again.
         """
         sql = _upsert()
         if lease is not None and of(home()).compares:
-            # Not over what a later run said: this one is a zombie then.
+            # Do not overwrite a later run's value: this run is a zombie then.
             sql += f" WHERE {_EARLIER} OR {_SAME}"
         self._execute(sql, key, meta, lease, expires or None, writes=True, keep_open=keep_open)
 
@@ -112,7 +112,7 @@ class Store:
 
 
 def prune(database: SideDatabase) -> None:
-    """Forget what has expired, in batches. Race: a row is written anew at this moment."""
+    """Delete what has expired, in batches. Race: a row is written anew at this moment, and stays."""
     late = "FROM jobs_stored_result WHERE expires_at < {now}"
     while keys := [key for (key,) in database.execute(f"SELECT id {late} LIMIT %s", conf().BATCH)]:
         database.execute(f"DELETE {late} AND id IN ({_marks(keys)})", *keys)

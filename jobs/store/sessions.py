@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL past Django's cursor, for the statements that every job costs."""
+"""Connections to PostgreSQL that bypass Django's cursor, for the statements that every job needs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from jobs.store import databases
 
 _NOTIFY = b"SELECT pg_notify($1, told) FROM json_array_elements_text($2) AS told"
 
-#: Seconds for which the server keeps its plans: one that it made for an empty table reads all of a full one.
+#: Seconds for which the server keeps its plans: a plan made for an empty table would read all of a full one.
 PLANNED = 1.0
 
 
 class Session:
-    """A connection to PostgreSQL, with a cursor of its own: Django's binds in the client, and prepares nothing."""
+    """A connection to PostgreSQL with its own cursor: Django's binds values in the client, and prepares nothing."""
 
-    #: Raises Django's exceptions; of the wrapper that has the connection at the moment.
+    #: Raises Django's exceptions; it belongs to the wrapper that has the connection at the moment.
     wrap: Any
 
     #: Around the last statement of a transaction, in one message.
@@ -33,13 +33,13 @@ class Session:
 
         self.raw = raw = connection.connection
         self.cursor = psycopg.Cursor(raw)
-        # A pooler tells its clients another number than the server does. The process would be anybody's by the time
-        # somebody ends it, and a statement that is prepared on it is another client's.
+        # A pooler tells its clients another pid than the server does. Then rescue must not end this server process:
+        # by then it may serve another client, which would also get the statements prepared on it.
         pid = self.cursor.execute("SELECT pg_backend_pid()", prepare=False).fetchone()
         self.is_direct = pid is not None and pid[0] == raw.info.backend_pid
         self.backend: int | None = raw.info.backend_pid if self.is_direct else None
         if self.is_direct and raw.prepare_threshold is None:
-            # Django lets psycopg prepare nothing at all; now it does where it is asked to.
+            # Django makes psycopg prepare nothing at all; now it prepares where ``prepare=`` asks for it.
             raw.prepare_threshold = sys.maxsize
         self._plan_at = 0.0
         self._prepared = 0
@@ -60,7 +60,7 @@ class Session:
             return self.cursor.execute(sql, values, prepare=self.is_direct).rowcount
 
     def notify(self, channel: str, payloads: Iterable[str]) -> None:
-        """One text whatever is told: ``pg_stat_statements`` keeps each text of a NOTIFY."""
+        """The statement's text is always the same: ``pg_stat_statements`` keeps each text of a NOTIFY."""
         values = [channel.encode(), json.dumps([*payloads], ensure_ascii=False).encode()]
         with self.wrap:
             self._checked(self.cursor.connection.pgconn.exec_params(_NOTIFY, values))
@@ -68,12 +68,12 @@ class Session:
     def insert(self, sql: str, values: Sequence[str | None]) -> int:
         """Execute an INSERT of texts, and return how many rows it made.
 
-        If nothing else is under way, it goes past psycopg's cursor, which takes as long as the server.
+        If nothing else is under way, it bypasses psycopg's cursor, which takes as long as the server.
         """
         with self.wrap:
             raw, pgconn = self.cursor.connection, self.cursor.connection.pgconn
             status = pgconn.transaction_status
-            # psycopg sends BEGIN, and a caller of its own may have a pipeline, or read a stream.
+            # Else psycopg's cursor has to send BEGIN, or the caller has a pipeline, or reads a stream.
             is_free = status == databases.INTRANS or (status == databases.IDLE and raw.autocommit)
             if not is_free or pgconn.pipeline_status or _is_green() or not (name := self.prepared(f"AS {sql}")):
                 return self.cursor.execute(sql, values, prepare=self.is_direct).rowcount
@@ -81,10 +81,10 @@ class Session:
             return int(self._checked(pgconn.exec_prepared(name.encode(), texts)).command_tuples or 0)
 
     def prepared(self, statement: str) -> str:
-        """The name of a statement ("AS ...") that is prepared, as it is from the first time on; empty: it cannot be.
+        """Prepare a statement ("AS ...") unless it is prepared already. Its name; empty: it cannot be prepared now.
 
-        After each rollback, also to a savepoint, psycopg forgets what it has prepared, and deallocates all there is. So
-        ours is among what it knows; as long as the deallocation is to come, nothing is prepared.
+        After each rollback, also to a savepoint, psycopg forgets its prepared statements, and deallocates all. So ours
+        is kept in psycopg's own list; until psycopg has deallocated, nothing is prepared.
         """
         known = getattr(self.cursor.connection, "_prepared", None)
         names = getattr(known, "_names", None)
@@ -106,7 +106,7 @@ class Session:
         return bytes(pq.Escaping(self.cursor.connection.pgconn).escape_literal(text.encode())).decode()
 
     def send(self, sql: str) -> str | None:
-        """Execute statements without values, in one message, by the shortest way there is (as psycopg, it raises).
+        """Execute statements without values, in one message, by libpq itself. Raises the same errors as psycopg.
 
         Returns:
             The first value that the last one found.
@@ -127,7 +127,7 @@ class Session:
 
 
 class PlainSession(Session):
-    """The same over psycopg2: it binds in the client, prepares nothing, and keeps books of its transaction itself."""
+    """The same over psycopg2: it binds in the client, prepares nothing, and tracks its transaction itself."""
 
     BEGIN = COMMIT = ""
 
@@ -180,7 +180,7 @@ class PlainSession(Session):
 
 
 def _is_green() -> bool:
-    """Whether this process runs gevent's greenlets: a wait inside libpq would hold up all of them."""
+    """Whether this process runs gevent's greenlets: a wait inside libpq would block all of them."""
     gevent = sys.modules.get("gevent.monkey")
     return gevent is not None and bool(gevent.is_module_patched("select"))
 
@@ -206,7 +206,7 @@ def has_begun(connection: Any) -> bool:
 
 
 def literal(text: str) -> str:
-    """The text as it stands in a statement whose values are given apart from it."""
+    """The text as a literal of a statement whose values are passed separately."""
     text = text.replace("'", "''").replace("%", "%%")
     # With standard_conforming_strings off a backslash would escape the quote after it.
     return "E'" + text.replace("\\", "\\\\") + "'" if "\\" in text else f"'{text}'"

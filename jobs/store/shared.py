@@ -1,6 +1,6 @@
-"""Connections that the threads of a supervisor share: each has them for a step, as if they were its own.
+"""Connections that the threads of a supervisor share: a thread has them for one step, as if they were its own.
 
-Many threads ask little, and each would keep a connection for that. SQLite's are files, and are not shared.
+The threads make few queries, and each would keep a connection for them. SQLite's connections are not shared.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from django.db import Error, connections
 from jobs.conf import conf
 from jobs.store import databases
 
-#: Seconds that somebody's step may take. Then the others open connections of their own, for a step each: it may hang.
+#: Seconds that a thread's step may take. After that (it may hang) other threads open a connection for each step.
 PATIENCE = 1.0
 
 
 class Turns:
-    """Who waits longest is the next."""
+    """The thread that has waited longest is the next."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
         self._is_taken, self._since = False, 0.0
         self._waiting: deque[threading.Event] = deque()
         self._connections: list[Any] = []
-        #: Whether this thread has a turn, and whether with the connections that are shared.
+        #: Of this thread: whether it has a turn, and whether with the shared connections.
         self._own = threading.local()
 
     @property
@@ -61,7 +61,7 @@ class Turns:
             self._release()
 
     def _acquire(self) -> bool:
-        """Wait for the turn; False: somebody's step takes too long."""
+        """Wait for the turn; False: another thread's step takes too long."""
         mine = threading.Event()
         with self._guard:
             if not self._is_taken:
@@ -70,7 +70,7 @@ class Turns:
             self._waiting.append(mine)
         while not mine.wait(max(0.0, self._since + PATIENCE - time.monotonic())):
             with self._guard:
-                # Race: it was handed over since, or somebody else's step began.
+                # Race: the turn was handed to this thread meanwhile, or another thread's step began.
                 if not mine.is_set() and time.monotonic() >= self._since + PATIENCE:
                     self._waiting.remove(mine)
                     return False
@@ -90,7 +90,7 @@ _turns: Turns | None = None
 
 
 def share() -> None:
-    """From now on the threads of this process share connections, as far as they take turns."""
+    """From now on the threads of this process share connections, in blocks of :func:`turn`."""
     global _turns
     is_shared = any(connections[alias].vendor != "sqlite" for alias in conf().DATABASES)
     _turns = Turns() if is_shared else None
@@ -98,7 +98,7 @@ def share() -> None:
 
 @contextmanager
 def turn() -> Iterator[None]:
-    """A step with databases, after which this thread has no connection. No transaction outlives it."""
+    """A step that uses databases. After it this thread has no connection, and no transaction is open."""
     if _turns is None or _turns.is_own:
         yield
         return
@@ -114,7 +114,7 @@ def turn() -> Iterator[None]:
 
 
 def give_way() -> None:
-    """Between two parts of a step that takes long: whoever waits comes first. Not inside a transaction."""
+    """Call between two parts of a long step: threads that wait get their turn. Not inside a transaction."""
     if _turns is not None and _turns.is_own and _turns.is_wanted:
         _turns.end()
         _turns.begin()

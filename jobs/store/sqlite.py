@@ -1,4 +1,4 @@
-"""SQLite. It has one writer: what finds nothing asks first, without the write lock."""
+"""SQLite. It has one writer, so statements that mostly find nothing first look without the write lock."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jobs.models.fields import JSONText
 from jobs.store import base, databases, write_mutex
 from jobs.store.base import Claim
 
-#: CURRENT_TIMESTAMP is that of a whole second.
+#: CURRENT_TIMESTAMP has whole seconds only.
 NOW = databases.NOW_SQLITE
 
 _READY = f"""
@@ -107,13 +107,13 @@ class SQLite(base.Store):
     def lock_writer(self, model: Any) -> None:
         mode = self.connection.settings_dict["OPTIONS"].get("transaction_mode") or ""
         if mode.upper() not in ("IMMEDIATE", "EXCLUSIVE"):
-            # BEGIN did not take the write lock; a statement that changes nothing does.
+            # BEGIN did not take the write lock; an UPDATE that changes nothing does.
             name, key = map(self.connection.ops.quote_name, (model._meta.db_table, model._meta.pk.column))
             with self.connection.cursor() as cursor:
                 cursor.execute(f"UPDATE {name} SET {key} = {key} WHERE 0")
 
     def by_index(self, rows: QuerySet[Job], states: Collection[str]) -> QuerySet[Job]:
-        """SQLite takes a partial index only if the condition has its words."""
+        """SQLite uses a partial index only if the query repeats the index's condition."""
         return rows.filter(state__in=UNSUCCESSFUL) if states and set(states) <= set(UNSUCCESSFUL) else rows
 
     @property
@@ -122,7 +122,7 @@ class SQLite(base.Store):
         connection = self.connection
         if connection.in_atomic_block:
             return True
-        # Seconds. The short transactions of maintenance take less.
+        # In seconds: longer than the short transactions of maintenance.
         options = connection.get_connection_params() | {"timeout": 0.5}
         with closing(connection.Database.connect(**options)) as own:
             try:

@@ -1,8 +1,8 @@
 """On SQLite the bodies of a worker take turns, and leave a gap for callers.
 
-SQLite has one writer, and whoever finds it at work looks again later and later. Several busy processes would sleep
-most of the time, and a caller beside them would find no gap. So the worker's processes queue up at a lock that wakes
-them at once, and who has had its turn waits a moment before the next one begins.
+SQLite has one writer. A process that finds the database locked retries after longer and longer pauses: several busy
+processes would sleep most of the time, and a caller would find no gap. So the worker's processes queue up at a lock
+that wakes them at once, and a process that had its turn waits a moment before it passes the lock on.
 """
 
 import fcntl
@@ -17,7 +17,7 @@ GAP = 0.0007
 
 
 class Lock:
-    """A lock between processes (not threads) that is free again when its holder dies: the kernel sees to that."""
+    """A lock between processes (not threads). The kernel frees it when its holder dies."""
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(prefix="jobs-")  # noqa: SIM115  (it lives as long as its owner)
@@ -45,13 +45,13 @@ _own = threading.local()
 
 
 def install() -> None:
-    """In a worker that has such a database, before it forks."""
+    """Called in a worker that has such a database, before it forks."""
     global _processes
     _processes = Lock()
 
 
 def held() -> AbstractContextManager[None]:
-    """The time in which this process may write; outside of workers that is always."""
+    """A block in which this process may write. Outside of workers it always may."""
     return _ALWAYS if _processes is None else _held(_processes)
 
 

@@ -1,6 +1,6 @@
-"""How a project tests its tasks: run what waits, look at what was enqueued, and kill a run wherever it can die.
+"""How a project tests its tasks: run what waits, look at what was enqueued, and kill a run at every possible place.
 
-It needs neither a broker nor a worker. A run takes the same path as in a worker: claim, body, completion, follow-ups.
+It needs no broker and no worker. A run takes the same path as in a worker: claim, body, completion, follow-ups.
 """
 
 from importlib import import_module
@@ -8,7 +8,7 @@ from typing import Any
 
 from jobs import extensions
 
-#: Each name, and its module: a worker imports none of them.
+#: Each public name, and its module: a worker imports none of these modules.
 _NAMES = dict.fromkeys(
     ["Runs", "assert_enqueued", "assert_not_enqueued", "capture_jobs", "run_jobs"], f"{__name__}.inline"
 ) | extensions.public(__name__)

@@ -1,1 +1,1 @@
-"""The core does without it, so it is an extension. It has no part in a job: a project imports it in its tests."""
+"""The core does not need it, so it is an extension. It has no part in a job: a project imports it in its tests."""

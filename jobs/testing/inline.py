@@ -1,8 +1,8 @@
 """Run what waits in the test's own process, and look at what was enqueued.
 
-It works in ``TestCase``, in ``TransactionTestCase`` and with pytest-django. It needs neither a broker nor a worker. In
-a ``TestCase`` each body is a savepoint of the test's transaction. A run takes the same path as in a worker: claim,
-body, completion, and follow-ups.
+It works in ``TestCase``, in ``TransactionTestCase`` and with pytest-django. It needs no broker and no worker. In a
+``TestCase`` each body is a savepoint of the test's transaction. A run takes the same path as in a worker: claim, body,
+completion, and follow-ups.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from jobs.models.values import decoded, normalize
 from jobs.store import databases
 from jobs.worker.runner import Runner
 
-#: So many runs without a ``limit`` are taken for endless.
+#: More runs than this without a ``limit`` count as endless.
 ENDLESS = 1000
 
-#: So many seconds may lie between a job's ``run_at`` and the asserted one.
+#: How many seconds a job's ``run_at`` may differ from the asserted time.
 TOLERANCE = 5.0
 
 
@@ -110,14 +110,14 @@ def run_jobs(
 
 
 class Clock:
-    """The time in ``run_jobs()``: no clock moves, it goes from one moment at which jobs come due to the next."""
+    """The time in ``run_jobs()``: no real clock moves. It goes from one moment when jobs come due to the next."""
 
     def __init__(self, until: datetime.datetime | None, schedules: Collection[str] | bool) -> None:
         #: It passes up to this moment; None: it does not pass. And which schedules make jobs as it does.
         self.until, self.schedules = until, schedules
         #: The time at which the jobs run; None until it is moved.
         self.at: datetime.datetime | None = None
-        #: The next moment at which something comes due that is no job yet.
+        #: The next moment at which something other than a job comes due, such as a tick of a schedule.
         self.next: datetime.datetime | None = None
 
     def reaches(self, moment: datetime.datetime) -> bool:
@@ -180,7 +180,7 @@ class _Process:
             scheduled = Job.objects.using(alias).filter(state=State.SCHEDULED)
             due = scheduled.filter(_OF_OPEN_QUEUES, run_at__lte=until)
             moments += due.order_by("run_at").values_list("run_at", flat=True)[:1]
-            # Who waits longer than it may is cancelled on the way.
+            # Jobs that expire before that moment are cancelled on the way.
             late = scheduled.filter(expires_at__gt=clock.at or timezone.now(), expires_at__lte=until)
             moments += filter(None, late.order_by("expires_at").values_list("expires_at", flat=True)[:1])
         if not moments:
@@ -268,8 +268,8 @@ def _aliases() -> list[str]:
 def capture_jobs() -> Iterator[list[Job]]:
     """Collect the jobs that a block enqueues, in their order, even if their transaction does not commit.
 
-    The list holds copies; the rows are written as usual. Calls of stock tasks and eager calls make no job. Nor does a
-    call of a ``unique=`` task if such a job waits already.
+    The list holds copies; the rows are written as usual. Three kinds of calls make no job: calls of stock tasks, eager
+    calls, and calls of a ``unique=`` task if such a job waits already.
     """
     found: list[Job] = []
 
@@ -340,7 +340,7 @@ def assert_not_enqueued(
 
 
 def _look_for(task: Any, **given: Any) -> tuple[list[Job], str]:
-    """The jobs that wait, and what was asked for, in words."""
+    """The waiting jobs that match, and a text of what was asked for."""
     name = task if isinstance(task, str) else getattr(task, "name", None)
     if not isinstance(name, str):
         raise TypeError(f"{task!r} is neither a task nor the name of one")

@@ -1,4 +1,4 @@
-"""How a worker meets its broker, which is for what is not a job: it comes back soon, and jobs go on without it."""
+"""How a worker uses its broker, which carries only what is not a job: it reconnects soon, and jobs run meanwhile."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ RECONNECT = {"interval_start": 1, "interval_step": 1, "interval_max": 3}
 
 
 def _noted(change: Callable[..., Any], is_consumed: bool) -> Callable[..., Any]:
-    """Change what the worker consumes; the processes claim from the same queues."""
+    """Wrap a change of the queues that the worker consumes: its processes claim from the same queues."""
 
     def change_and_note(queue: Any, *args: Any, **kwargs: Any) -> Any:
         done = change(queue, *args, **kwargs)
@@ -38,7 +38,7 @@ def _noted(change: Callable[..., Any], is_consumed: bool) -> Callable[..., Any]:
 
 
 def _despite_leftovers(action: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a lost connection be no more than that.
+    """Wrap an action of the consumer, so that a lost connection does not end the worker.
 
     When Redis goes away, kombu 5.7 closes a channel twice, and looks the second time for a connection that is not there
     any more: an ``AttributeError``, which would end the worker. So would an acknowledgement that comes too late; the
@@ -54,13 +54,13 @@ def _despite_leftovers(action: Callable[..., Any]) -> Callable[..., Any]:
             logger.warning("the connection to the broker is gone: %s", exc, exc_info=True, extra=extra)
 
     if (message := getattr(action, "__self__", None)) is not None:
-        # By this Celery's pool knows an acknowledgement, and lets it out while it stops.
+        # Celery's pool recognizes an acknowledgement by this attribute, and runs it even while the pool stops.
         act.__self__ = message  # type: ignore[attr-defined]
     return act
 
 
 class ConsumerStep(bootsteps.StartStopStep):
-    """Changes how the worker meets its broker."""
+    """Changes how the worker uses its broker."""
 
     requires = ("celery.worker.consumer:Connection",)
 
@@ -102,7 +102,7 @@ class ConsumerStep(bootsteps.StartStopStep):
                 shutdown()
 
         def end_soft_shutdown() -> None:
-            # Celery waits if it knows of requests; of jobs it does not.
+            # Celery waits only for requests that it knows; it does not know of jobs.
             worker_state.note_stop()
             timeout = c.app.conf.worker_soft_shutdown_timeout
             if not state.active_requests and timeout and worker_state.at_work():
@@ -115,13 +115,13 @@ class ConsumerStep(bootsteps.StartStopStep):
             wait_for_soft_shutdown()
             # What follows is a cold stop, which waits for its pool without a bound.
             worker_state.note_end()
-            # As Celery does with its requests in a cold stop; who shrugs it off is killed by the supervisor.
+            # As Celery does with its requests in a cold stop; the supervisor kills a process that ignores the signal.
             for slot in worker_state.at_work():
                 if slot.pid != os.getpid():
                     slot.signal(signal.SIGTERM)
 
         bucket_for_task = c.bucket_for_task
-        # A message by name becomes a job at once; a rate of its runs is none of what the broker delivers.
+        # A message by name becomes a job at once: a rate limit of the runs must not delay its delivery.
         c.bucket_for_task = lambda task: None if is_ours(task) else bucket_for_task(task)
         c.reset_rate_limits()
         if threading.current_thread() is threading.main_thread():
@@ -144,12 +144,12 @@ def _replace_dead(c: Any) -> None:
 
 
 def _replace_in_call(c: Any, number: int, frame: FrameType | None) -> None:
-    """The supervisor sees a dead process that is not replaced. Does this process wait for a broker that is silent?"""
+    """Handle the supervisor's signal: replace dead processes if this process is waiting for a silent broker."""
     if call_to_broker(frame) is None:
         return
     while frame is not None:
         if frame.f_globals.get("__name__") in ("billiard.pool", "celery.concurrency.asynpool"):
-            # The pool is at it.
+            # The pool is replacing processes itself.
             return
         frame = frame.f_back
     _replace_dead(c)

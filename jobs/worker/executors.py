@@ -1,4 +1,4 @@
-"""What runs jobs of a kind of its own in each process that claims, beside the one job that this process runs."""
+"""Executors run jobs of a kind of their own in each process that claims, beside the one job that the process runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Protocol
 class Executor(Protocol):
     """Made by an extension in the worker's main process, before it forks."""
 
-    #: The tasks that it claims, and that others leave to it.
+    #: The tasks that it claims; all other claims of the process leave them out.
     tasks: tuple[str, ...]
     #: How many jobs it has run in this process.
     done: int
@@ -17,11 +17,11 @@ class Executor(Protocol):
         """Begin to claim, in a process."""
 
     def retire(self) -> bool:
-        """The process is to be replaced: claim nothing more. Whether nothing of it runs."""
+        """The process is to be replaced: claim nothing more. Returns whether all its jobs have ended."""
 
     def wait(self) -> None:
-        """The worker stops: wait until nothing of it runs."""
+        """The worker stops: wait until all its jobs have ended."""
 
 
-#: Those of this worker.
+#: The executors of this worker.
 present: list[Executor] = []

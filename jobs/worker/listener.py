@@ -18,11 +18,11 @@ from jobs.maintenance import clock
 from jobs.store import databases
 from jobs.store.notifications import Notifications
 
-#: Callers notify once in a while and keep no timer. Looks find what they enqueued since, so many seconds after.
+#: A caller does not notify of each job. The listener looks again so many seconds later, and finds the other jobs.
 AFTER = (0.025, 0.06)
 
-#: For one new job one node looks at once. Others come by turns, so many seconds after each other: it may be busy, or
-#: dead. A look that finds the job taken costs no claim.
+#: For one new job one node looks at once. The next nodes look in turn, so many seconds apart, because the first one may
+#: be busy or dead. A look that finds the job taken costs no claim.
 TURN = 0.0125
 
 #: Seconds between two looks at the version of an SQLite file: while something changes, and after a quiet while.
@@ -31,7 +31,7 @@ BUSY_LOOK, IDLE_LOOK, QUIET = 0.01, 0.02, 1.0
 #: Seconds until LISTEN is tried again.
 RECONNECT = 1.0
 
-#: The queues of each node that lives, as far as this one knows.
+#: The queues of each live node, as far as this node knows.
 living: dict[uuid.UUID, Collection[str]] = {}
 
 
@@ -59,7 +59,7 @@ def _listen(alias: str, stopping: threading.Event) -> None:
         # Its looks go over the same connection.
         connections[alias] = connection
         notifications = Notifications(connection, CHANNEL)
-        # What was sent before this moment was lost.
+        # A notification that was sent before LISTEN was lost.
         _look(alias)
         told, looks = notifications.heard(), list[float]()
         rested = until = 0.0
@@ -77,7 +77,7 @@ def _listen(alias: str, stopping: threading.Event) -> None:
                 wakeup.send(ONE if sum(news.jobs for news in ours) == 1 else SOME)
             for hear in extensions.through("heard") if heard else ():
                 hear(names)
-            # A stream of news puts off no look.
+            # A stream of news must not put off the next look.
             looks = sorted([*looks[:1], *(now + pause for pause in _pauses(min(turns)))]) if turns else looks
             if (rests_until := worker_state.rests_until) != rested:
                 # All nodes of these queues together look as often as a few would.
@@ -89,12 +89,12 @@ def _listen(alias: str, stopping: threading.Event) -> None:
             elif looks and now >= looks[0]:
                 looks = [look for look in looks if look > now]
                 _look(alias)
-                # What came meanwhile was read with the answer.
+                # Notifications that came meanwhile were read with the answer.
                 told = notifications.heard()
 
 
 def _pauses(turn: int) -> tuple[float, ...]:
-    """In how many seconds a node looks whose turn it is, or will be."""
+    """The seconds until the next looks of a node with this turn."""
     if turn == 0:
         return AFTER
     return (turn * TURN, AFTER[1]) if turn * TURN <= AFTER[0] else (random.uniform(*AFTER),)

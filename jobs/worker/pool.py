@@ -1,7 +1,7 @@
 """Celery's own pool processes claim jobs: between two stock tasks each waits for its pipe *or* for a wake-up.
 
-A job is no task of the pool. So jobs need neither the broker nor the worker's event loop. What is private to Celery and
-billiard here is listed in ``conf/celery_private.py``, and every worker looks whether it is still there.
+A job is no task of the pool, so jobs do not need the broker or the worker's event loop. What is private to Celery and
+billiard here is listed in ``conf/celery_private.py``, and every worker checks that it still exists.
 """
 
 import select
@@ -26,10 +26,10 @@ from jobs.store.write_mutex import Lock
 from jobs.worker import executors
 from jobs.worker.runner import Runner
 
-#: Milliseconds for which a process waits for the stock task for which it offered itself.
+#: Milliseconds that a process waits for a stock task after it has offered to run one.
 OFFER = 50
 
-#: A process offers itself to the main process, whose event loop looks for one.
+#: By this a process offers to run a stock task: it wakes the event loop of the main process.
 offers = Wakeup()
 
 #: Its thread makes processes, and lasts as long as the main process.
@@ -39,7 +39,7 @@ _maker = ThreadPoolExecutor(1, "jobs-maker")
 class _Claiming:
     """A pool process that claims jobs while no stock task comes."""
 
-    #: The processes have one pipe for all: who reads from it has to have its lock.
+    #: Whether all processes read from one pipe: then a process that reads must hold the pipe's lock.
     is_shared = False
 
     def _make_child_methods(self, *args: Any, **kwargs: Any) -> None:
@@ -56,7 +56,7 @@ class _Claiming:
         def wait_for_job() -> Any:
             nonlocal runner
             if runner is None:
-                # Made late: by now the process has set its signals.
+                # Made at the first call: by now the process has set its signals.
                 app, hostname = worker.initargs
                 is_wanted = lambda: bool(poll.poll(0))  # noqa: E731
                 most, memory = worker.maxtasks or 0, worker.max_memory_per_child or 0
@@ -103,7 +103,7 @@ def _run_jobs(runner: Runner, poll: select.poll, wait: Callable[[float], bytes],
             woken = b"" if runner.run_batch(woken) else wait(runner.patience)
     finally:
         if woken:
-            # The others sleep.
+            # All other processes may sleep: wake one.
             wakeup.pass_on(woken)
     if worker_state.stopping_for is not None:
         _wait_for_others()
@@ -129,7 +129,7 @@ def wait(poll: Callable[[float], list[Any]], pipe: Any, wakeup: Wakeup, seconds:
         woken = wakeup.take() if wakeup.fileno() in ready else b""
         if pipe in ready:
             if woken:
-                # The others sleep.
+                # All other processes may sleep: wake one.
                 wakeup.pass_on(woken)
             break
         if woken:
@@ -163,7 +163,7 @@ class AsynPool(asynpool.AsynPool):
     def _create_worker_process(self, i: int) -> Any:
         process = super()._create_worker_process(i)
         if not self._registered_with_event_loop and hasattr(self, "on_soft_timeout"):
-            # Made after the pool was, and before there is an event loop: nobody else says so.
+            # It was made after the pool and before there is an event loop: no other code registers it.
             self._fileno_to_outq[process.outqR_fd] = process
             self._fileno_to_synq[process.synqW_fd] = process
         return process
@@ -181,11 +181,11 @@ class AsynPool(asynpool.AsynPool):
 
     def maintain_without_hub(self) -> None:
         """Replace dead processes while the event loop stands still, because the broker is away."""
-        # Nobody looks for the process that offers itself to a stock task.
+        # The event loop stands still: no stock task would come to a process that offers itself.
         worker_state.stock_waits = False
         self.maintain_pool()
         for process in list(self._waiting_to_start):
-            # Read that it is up, or it is killed for not having said so when the event loop goes on.
+            # Read its message that it is up. Else the event loop, when it goes on, kills it as one that did not start.
             self.process_flush_queues(process)
 
     def _worker_active(self, worker: Any) -> bool:
@@ -199,7 +199,7 @@ class AsynPool(asynpool.AsynPool):
         busy, waiting = self._busy_workers, self.outbound_buffer
 
         def on_poll_start() -> None:
-            """Celery writes a stock task to a process that is not busy: copy which ones are busy with jobs."""
+            """Celery writes a stock task to a process that is not in ``busy``: add the ones that run jobs."""
             if waiting or with_jobs:
                 for fd, process in list(self._fileno_to_inq.items()):
                     if worker_state.is_busy(process.pid):
@@ -221,8 +221,8 @@ class AsynPool(asynpool.AsynPool):
 class BlockingPool(billiard.pool.Pool):
     """The pool of a transport without an event loop, as ``jobs://``. Its processes share two pipes, with a lock each.
 
-    One process waits for the next task with the lock in hand. In billiard that is a semaphore: if this process is
-    killed, nobody reads a task any more, and the worker stands still for good.
+    One process holds the lock while it waits for the next task. In billiard the lock is a semaphore: if this process is
+    killed, no process can read a task any more, and the worker stands still for good.
     """
 
     Worker = _BlockingWorker
@@ -267,7 +267,7 @@ def _run_in_thread(app: Any, hostname: str) -> None:
             try:
                 has_run = runner.run_batch(woken)
             except Exception:
-                # A process would end, and be replaced. Nobody replaces a thread. What it had is an orphan now.
+                # A process would end and be replaced, but no code replaces a thread. The jobs it had are orphans now.
                 runner.slot.rest(IDLE)
                 logger.exception(
                     "a thread that runs jobs goes on after an error", extra=worker_state.about("runner_broken")

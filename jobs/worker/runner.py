@@ -34,20 +34,20 @@ from jobs.store import databases
 from jobs.store.base import Claim
 from jobs.worker import executors
 
-#: Seconds that a claim is expected to take to run: nobody waits longer behind its first jobs. It is known by a task's
-#: moving mean, in which the last run has this weight.
+#: Seconds that a claim's jobs should take together: no job waits longer behind the first ones. How long a task takes is
+#: the moving mean of its runs, in which the last run has this weight.
 BATCH_TIME, WEIGHT = 0.05, 0.2
 
-#: How many jobs of a task that nobody here knows are put aside by one statement.
+#: How many jobs of a task that no worker knows are put aside by one statement.
 UNKNOWN_BATCH = 1000
 
-#: Seconds for which claims leave a task alone that only another worker knows.
+#: Seconds that claims leave out a task that only another worker knows.
 LEFT = 5.0
 
 #: A database and a queue.
 Place = tuple[str, str]
 
-#: Seconds between two questions which queues have something, while the ones that are known do. Slow ones come seldom.
+#: Seconds between two queries for the queues that have jobs, while the known ones have some. Slow queries are rarer.
 AGAIN = 0.05
 
 #: Seconds to wait for a wake-up, at the most; and between two attempts to reach a database that is away.
@@ -65,12 +65,12 @@ class Runner:
         memory: end the process when it holds more kilobytes than that (``worker_max_memory_per_child``).
     """
 
-    #: The only tasks that it claims; empty: all but those which others have for themselves.
+    #: The only tasks that it claims; empty: all but those that the process's executors claim.
     only: Sequence[str] = ()
     new_token = staticmethod(claims.new_token)
-    #: Wakes the others of its kind.
+    #: Wakes other runners of its kind.
     wakeup = wakeup
-    #: Runs some of a claim in one transaction, from this one on; returns how many it has finished.
+    #: Runs several jobs of a claim in one transaction, from this index on; returns how many it has finished.
     _run_together: Callable[[list[Job], int, float], int] | None = None
 
     def __init__(
@@ -93,17 +93,17 @@ class Runner:
         self._done = 0
         self._claimer = claims.claimer(app)
         self._turn = random.randrange(1 << 16)
-        #: Where the last question found something, and no claim has found nothing since; and when it is asked again.
+        #: The places where the last query found jobs, without those where a claim found none since; the next query.
         self._promising: set[Place] = set()
         self._ask_at = 0.0
         #: For each task, how many seconds a run takes.
         self._means: dict[str, float] = {}
         self._next = 1
-        #: How many the last claim asked for.
+        #: How many jobs the last claim asked for.
         self._asked = 0
         #: The tasks that only other workers know, and until when claims leave them alone.
         self._unknown: dict[str, float] = {}
-        #: What could not be finished for want of a database.
+        #: The jobs that could not be finished because their database was away.
         self._unfinished: list[Job] = []
         #: For each database that cannot be reached, until when it is left alone.
         self._away: dict[str, float] = {}
@@ -111,8 +111,8 @@ class Runner:
     def take(self, woken: bytes = b"") -> list[Job]:
         """Claim; empty: there is nothing to do, or it may not be done.
 
-        A node that could not beat for half of the time after which it is dead claims nothing: others may be about to
-        call it dead.
+        A node that could not beat for half of the time after which it is dead claims nothing: another node may be about
+        to declare it dead.
         """
         jobs: list[Job] = []
         while not jobs:
@@ -123,14 +123,14 @@ class Runner:
             if self._unfinished:
                 self._finish_left()
             jobs = self._claim()
-            # What woke nobody while all were busy is answered by one more look, and not by one for each.
+            # Wake-ups that came while all processes were busy are answered by one more look, and not by one for each.
             if not jobs and not (woken := self.wakeup.take_all()):
                 break
         if not jobs:
             self.slot.rest(IDLE)
             return []
         if self._claimer.may_find_more(jobs, self._asked) and woken != ONE * len(jobs):
-            # For one that sleeps. Not if it has the only one that came: what else there is has its own wake-up.
+            # Wake another process; not if this one has all jobs that it was woken for: other jobs have their wake-ups.
             self.wakeup.pass_on()
         return jobs
 
@@ -154,7 +154,7 @@ class Runner:
         return bool(jobs)
 
     def _claim(self) -> list[Job]:
-        """Queue by queue in turn, so that none starves."""
+        """Claim from the queues in turn, so that no queue starves."""
         reach("before_claim")
         self._asked = claims.size_of(min(self._next, conf().CLAIM_BATCH))
         without = tuple(task for task, until in self._unknown.items() if time.monotonic() < until)
@@ -163,7 +163,7 @@ class Runner:
         for turn, (using, queue) in self._in_turn(worker_state.queues):
             if time.monotonic() < self._away.get(using, 0.0):
                 continue
-            # On the worker state first: if the process dies in the claim, its rows go back at once, and count nothing.
+            # Write the token first: if the process dies in the claim, its rows go back at once, and count nothing.
             claim = Claim(queue, worker_state.node, self._asked, self.new_token(), without, only=self.only)
             self.slot.rest(BUSY, claim.token)
             try:
@@ -178,9 +178,9 @@ class Runner:
         return []
 
     def _in_turn(self, queues: Sequence[str]) -> Iterator[tuple[int, Place]]:
-        """Where a claim may find something, each with its turn. Of several queues it asks which these are.
+        """Where a claim may find jobs, each with its turn. If there are several queues, it queries which have any.
 
-        What it knows of them is good for as long as claims find something there, and not for long.
+        It uses the answer only while claims find jobs there, and only for a short time.
         """
         places = [(using, queue) for using in conf().DATABASES for queue in queues]
         is_asked = len(queues) < 2
@@ -213,7 +213,7 @@ class Runner:
         self._ask_at = now + max(AGAIN, min(claims.RARELY * (now - began), claims.LOOK))
 
     def _note_away(self, using: str, exc: Error) -> None:
-        """A database cannot be reached: leave it alone for a moment, and go on with the others."""
+        """A database cannot be reached: leave it alone for a moment, and go on with the other databases."""
         databases.note_away(exc, using)
         self._away[using] = time.monotonic() + AWAY_PAUSE
 
@@ -239,11 +239,11 @@ class Runner:
             mean = self._means.get(job.task)
             has_harmed = job.crashes or job.node_losses
             if waiting and (has_harmed or mean is None or used + mean > BATCH_TIME):
-                # A run of it was lost, or its length is unknown or larger than thought: nobody waits behind it.
+                # A run of it was lost, or its length is unknown or too large: no job may wait behind it.
                 if self._hand_back_rest(job, batch, begun=job.pk):
                     waiting = []
                 else:
-                    # Perhaps only the answer got lost, and they are given back: each is renewed first.
+                    # Perhaps they were given back, and only the answer got lost: each is renewed before it runs.
                     claimed_at = -math.inf
             used += mean or 0.0
             if (error := self._run(task, job, batch if waiting else 0, claimed_at).told) is not None:
@@ -261,7 +261,7 @@ class Runner:
             return None
 
     def _hand_back_rest(self, job: Job, batch: int, begun: uuid.UUID | None = None) -> bool:
-        """The rest of a claim waits again, for whoever is free. False: the database refused; the supervisor does it."""
+        """Give the rest of a claim back, for any free process. False: the database refused; the supervisor does it."""
         try:
             transitions.hand_back_claim(str(job._state.db), worker_state.node, batch, begun)
         except Error:
@@ -279,7 +279,7 @@ class Runner:
         try:
             self._name(run, batch)
         except Exception as exc:
-            # Somebody edited the row by hand.
+            # A person edited the row by hand.
             self._finish_unbegun(run, exc)
             return run
         # What cannot roll back must not run under a claim that a crash of the database may forget.
@@ -305,7 +305,7 @@ class Runner:
         self._learn(run.job.task, took, run.told)
 
     def _tell_events(self, what: str, run: Run, *more: Any) -> None:
-        """Events are news: what goes wrong with one, of a value that cannot be shown, say, does not end the process."""
+        """Events are only news: an error with one (its value cannot be shown, say) does not end the process."""
         try:
             for tells in extensions.through("tells"):
                 getattr(tells, what)(run, *more)
@@ -313,9 +313,9 @@ class Runner:
             log(logging.WARNING, run.job, f"no event tells of it: {exc!r}", "event_lost")
 
     def _name(self, run: Run, batch: int) -> None:
-        """Make the request, and say on the worker state what is run, and until when.
+        """Make the request, and write to the worker state which job runs, and until when.
 
-        Race: the supervisor gives back what waits behind a long body. First say what is run, then look at the time.
+        Race: the supervisor gives back what waits behind a long body. So write first, and then look at the time.
         """
         job = run.job
         if not isinstance(job.kwargs, dict):
@@ -330,19 +330,19 @@ class Runner:
         whole = (job.args, job.kwargs) if conf().REDACT is None else shown
         for args, kwargs in (whole, (shown[0][:200], shown[1][:200]), ("...", "...")):
             text = repr({**about, "args": args, "kwargs": kwargs}).encode()
-            # Of values that are no JSON the texts tell more than what the row has.
+            # For values that are not JSON the texts say more than the row.
             if len(text) <= 1000 and b"__type__" not in text:
                 break
         run.slot.name(job.pk, job.lease, job.token or 0, batch, soft, hard, text)
 
     def _finish_unbegun(self, run: Run, exc: Exception) -> None:
-        """A claimed row of which no request can be made."""
+        """Finish a claimed row from which no request can be made."""
         try:
             finish.finish(run, exc)
         except finish.NotSettled:
             self._unfinished.append(run.job)
         except Exception as told:
-            # It raises what Celery is to be told; here nobody listens.
+            # It raises what Celery would be told; Celery does not know of this run.
             log(logging.DEBUG, run.job, f"was not begun: {told!r}", "not_begun")
             run.told = told
 
@@ -379,7 +379,7 @@ class Runner:
             log(logging.WARNING, job, text, "unknown_task", count=count)
 
     def _finish_left(self) -> None:
-        """A run that found no database at its end is over: its job waits again, now that there is one."""
+        """Runs that found no database at their end are over: their jobs wait again, now that there is one."""
         for job in list(self._unfinished):
             error = transitions.error_entry("DatabaseLost", "there was no database to finish it", attempt=job.lease)
             try:
@@ -402,7 +402,7 @@ class Runner:
         """As Celery's pool does after a task: end the process that has done its share, or holds too much memory."""
         has_done = 0 < self._most <= self._done + sum(each.done for each in executors.present)
         used = mem_rss() if self._memory and not has_done else 0
-        # What runs beside it comes to its end first.
+        # The executors' jobs come to their end first.
         if not has_done and used <= self._memory:
             return
         are_over = [each.retire() for each in executors.present]
@@ -426,7 +426,7 @@ class Runner:
         signal.signal(signal.SIGUSR1, strike)
 
 
-#: Of the code of coroutines and generators.
+#: The flags of the code of coroutines and generators.
 _SUSPENDS = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 
@@ -439,9 +439,9 @@ def let_go(error: BaseException) -> None:
     for each in (each for cause in causes for each in finish.chain(cause)):
         for frame, _ in traceback.walk_tb(each.__traceback__):
             if frame.f_code.co_flags & _SUSPENDS:
-                # It may be another body's, which goes on later: two of them can meet one exception.
+                # The frame may be another body's, which goes on later: two bodies can meet one exception.
                 continue
             with suppress(RuntimeError):
                 frame.clear()
-                # Celery has looked at them, and up to Python 3.12 a frame keeps what was seen then.
+                # Celery has read ``f_locals``, and up to Python 3.12 a frame keeps the values until the next read.
                 frame.f_locals  # noqa: B018

@@ -54,11 +54,11 @@ class NodeStep(bootsteps.StartStopStep):
                 control.Panel.data[name] = partial(command, stock)
         if any(store.of(alias).has_one_writer for alias in conf().DATABASES):
             write_mutex.install()
-        # Those that its processes run: a plain task would let jobs of its name go again and again.
+        # Only tasks that its processes run as jobs: a plain task would let parked jobs of its name go again and again.
         tasks = sorted(name for name, task in parent.app.tasks.items() if is_ours(task))
         is_prefork = issubclass(parent.pool_cls, prefork.TaskPool)
         kind = "prefork" if is_prefork else parent.pool_cls.__module__.rpartition(".")[2]
-        # What each process would import for itself, the one that sets its signal of death among it (cffi).
+        # Import what each process would import for itself, also what sets its parent-death signal (cffi).
         for own in (runner.Runner, Claimer, Identity):
             extensions.instead(own)
         extensions.through("around")
@@ -91,7 +91,7 @@ class NodeStep(bootsteps.StartStopStep):
             raise WorkerShutdown(EX_FAILURE) from None
         parent.timer.call_repeatedly(PATIENCE, self._watch)
         if getattr(parent, "autoscaler", None) is not None and parent.use_eventloop:
-            # Celery looks when a message comes. Jobs come without.
+            # Celery looks when a message comes. Jobs come without messages.
             parent.timer.call_repeatedly(SCALE, parent.autoscaler.maybe_scale)
         for thread in self.threads:
             thread.start()
@@ -99,7 +99,7 @@ class NodeStep(bootsteps.StartStopStep):
             each.start(parent.app, parent.hostname)
 
     def close(self, parent: Any) -> None:
-        """However the worker was told to stop: by a signal, by remote control, by an error."""
+        """Called however the worker was told to stop: by a signal, by remote control, by an error."""
         worker_state.note_stop()
         alarm.stop_steps()
 
@@ -115,7 +115,7 @@ class NodeStep(bootsteps.StartStopStep):
         """A cold stop does not wait for threads: their jobs are given back when the process has ended."""
 
     def _watch(self) -> None:
-        """Without its supervisor this worker would run jobs that nobody rescues."""
+        """Stop this worker if its supervisor is gone: no process of it would rescue the jobs."""
         if not supervisor.is_alive():
             reason = supervisor.last_words() or "it died"
             logger.critical(
@@ -130,7 +130,7 @@ class Autoscaler(autoscale.Autoscaler):
     @property
     def qty(self) -> int:
         busy = sum(not slot.is_shared for slot in worker_state.at_work())
-        # All are busy: perhaps more work waits, and one more process will tell.
+        # If all are busy, more work may wait: one more process finds out.
         return super().qty + busy + (busy >= self.processes)
 
 
@@ -167,14 +167,14 @@ def _on_init(sender: Any = None, **kwargs: Any) -> None:
         sender.pool_cls = pool.TaskPool
     if sender.autoscaler_cls == "celery.worker.autoscale:Autoscaler":
         sender.autoscaler_cls = Autoscaler
-    # Tasks carry the limits of the settings themselves. What the command line says is for those that have none.
+    # Tasks carry the limits of the settings themselves. The limits of the command line are for tasks that have none.
     conf = sender.app.conf
     runner.default_limits = (
         sender.time_limit if sender.time_limit != conf.task_time_limit else None,
         sender.soft_time_limit if sender.soft_time_limit != conf.task_soft_time_limit else None,
     )
-    # Nor must the pool add the default soft limit to those: it arms that one first, and a hard limit below it never
-    # strikes.
+    # The pool must not add the default soft limit to those either: it arms the soft limit first, and a lower hard limit
+    # never strikes.
     if sender.soft_time_limit == conf.task_soft_time_limit:
         sender.soft_time_limit = None
 

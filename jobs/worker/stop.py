@@ -4,7 +4,7 @@ In a warm stop ``steps.NodeStep.close`` notes in the worker state that the worke
 Celery's pool then joins its processes, and ``NodeStep.stop`` the threads. Two things would hold that up for ever. One
 is a body that does not end (:func:`end_overdue`). The other is a broker that says nothing (:class:`Alarm`): Celery 5.7
 bounds the sockets of its broker in a cold stop only. In a warm one it waits for as long as the connection is open, and
-meanwhile nobody reads what the pool's processes say. A signal gets through, on any transport.
+meanwhile it does not read what the pool's processes say. A signal gets through, on any transport.
 """
 
 import atexit
@@ -29,10 +29,10 @@ PATIENCE, PATIENCE_LOST, TICK = 5, 1, 1.0
 
 
 def end_overdue(main: int) -> None:
-    """End the bodies when the time to stop is over; ``finish_dead`` gives their jobs back. Then the worker.
+    """End the bodies when the time to stop is over (``finish_dead`` gives their jobs back), and then the worker.
 
-    In a cold stop Celery's main process joins its pool in a signal handler, for as long as a process shrugs off its
-    SIGTERM or waits to be read. So the supervisor does this.
+    In a cold stop Celery's main process joins its pool in a signal handler, for as long as a process ignores SIGTERM or
+    waits to be read. So the supervisor does this.
 
     Parameters:
         main: the pid of the worker's main process.
@@ -64,12 +64,12 @@ class Alarm:
     def start(self) -> None:
         """The worker was told to stop: its main thread may still be in the event loop."""
         is_main = threading.current_thread() is threading.main_thread()
-        # If somebody else uses the process's alarm, it stays theirs.
+        # If other code uses the process's alarm, leave it to that code.
         if not self._is_set and is_main and signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:
             self._is_set = True
             signal.signal(signal.SIGALRM, self._look)
             signal.setitimer(signal.ITIMER_REAL, TICK, TICK)
-            # The interpreter, when it ends, gives the signal its own meaning back: to kill.
+            # When the interpreter ends, it restores the signal's default action: to kill the process.
             atexit.register(self.stop)
 
     def stop_steps(self) -> None:

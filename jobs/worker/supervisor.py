@@ -1,8 +1,8 @@
-"""The process beside a worker: it sends the heartbeats, listens, keeps the time limits, and gives back what fell.
+"""The process beside a worker: it sends heartbeats, listens, keeps time limits, and gives jobs of dead processes back.
 
-It is a process of its own because every other place stops beating at the wrong time: a timer with a blocked
-event loop (``-P solo``, soft shutdown), a thread breaks the forks of the pool, a pool child has work to do.
-It ends when the worker's main process does: it reads EOF from its pipe. What all processes know is on the worker_state.
+It is a process of its own because no other place can always beat: a timer stops with a blocked event loop (``-P solo``,
+soft shutdown), a thread breaks the forks of the pool, a pool child has work to do.
+It ends when the worker's main process does: it reads EOF from its pipe. What processes share is in ``worker_state``.
 """
 
 import json
@@ -40,7 +40,7 @@ from jobs.worker import listener, stop
 #: and while none is.
 LOOK, IDLE_LOOK = 0.2, 0.5
 
-#: Seconds that one body of several has to end by itself, before its process is killed.
+#: Seconds that one of a process's several bodies has to end by itself, before the process is killed.
 GRACE = 3.0
 
 #: Seconds between two looks at what the bodies say of themselves.
@@ -61,11 +61,11 @@ REGISTERED = b"1"
 
 
 class Supervisor:
-    """Its threads. To each database it has three connections, whatever is installed.
+    """The supervisor's threads. It has three connections to each database, whatever is installed.
 
-    The main one beats and listens to the worker; what it asks waits for nobody. One for each database listens.
-    ``watch`` looks at the pool's processes, and needs no database. The others share a connection: ``rescue`` finishes
-    what fell, ``clock`` does what time brings, and polls, ``tidy`` prunes, and extensions have their own.
+    The main thread beats and reads the worker's notes; its queries wait for no other thread. One thread per database
+    listens. ``watch`` looks at the pool's processes without a database. Other threads share a connection: ``rescue``
+    finishes jobs of dead processes, ``clock`` does what is due, and polls, ``tidy`` prunes; extensions add their own.
     """
 
     def __init__(self, main: int, node: dict[str, Any], pipe: int, ready: int) -> None:
@@ -77,14 +77,14 @@ class Supervisor:
         self._said: tuple[list[str], bool] | None = None
         self._saying = threading.Lock()
         self._unread = b""
-        #: Of each slot: what its body said last.
+        #: For each slot: the version of what its body said last.
         self._heard: dict[int, int] = {}
-        #: What the worker's main process wants to have called: a function's path, and with what.
+        #: The calls that the worker's main process asked for: a function's path, and its arguments.
         self._wanted: SimpleQueue[list[Any]] = SimpleQueue()
         self._is_prefork = node["pool"] == "prefork"
-        #: The bodies, of several of a process, that were asked to end: until when, and why.
+        #: Bodies that were asked to end, of processes that have several: until when, and why.
         self._asked: dict[tuple[int, uuid.UUID, int], tuple[float, str, str]] = {}
-        #: The pool's processes. Of one that is dead: when its parent is told.
+        #: For each of the pool's processes: when the parent is told, if the process is dead then.
         self._processes: dict[int, float] = {}
         self._began = self._last_look = time.monotonic()
         #: The database is ours: maintenance may begin.
@@ -130,7 +130,7 @@ class Supervisor:
         """Seconds until the next look.
 
         All threads look at the same moments: a process that has slept is slow at first, and so it is slow only once.
-        Heartbeats keep pauses of their own, because others count them as time.
+        Heartbeats keep pauses of their own, because other nodes measure time by them.
         """
         left = pause - (time.monotonic() - self._began) % pause
         return left if left > pause / 2 else left + pause
@@ -153,7 +153,7 @@ class Supervisor:
         return bool(data)
 
     def end_or_ask(self, slot: Occupied, kind: str, text: str, number: int = signal.SIGKILL) -> None:
-        """End the run: with its process, or alone if the process has others."""
+        """End the run: with its process, or alone if the process has other runs."""
         if slot.is_shared:
             worker_state.wish(slot, kind)
             self._asked[slot.index, slot.job, slot.lease] = time.monotonic() + GRACE, kind, text
@@ -173,23 +173,23 @@ class Supervisor:
             try:
                 results.write_said(self._side, text)
             except DataError:
-                # What one says that cannot be kept must not keep the others from being heard.
+                # A text that the database refuses must not keep other texts from being written.
                 logger.debug("a body said what cannot be kept", exc_info=True, extra=worker_state.about("said_refused"))
 
     def _heartbeat(self) -> None:
         if not self._registered:
             self._register()
         elif not heartbeats.send(self._side, worker_state.node):
-            # Somebody declared this node dead: under the old id it may neither claim nor finish again.
+            # This node was declared dead: under the old id it must never claim or finish again.
             worker_state.node = uuid.uuid4()
             self._register()
         worker_state.note_heartbeat()
         self.say()
 
     def say(self) -> None:
-        """Keep the node's row up to date. One that is quiet consumes nothing.
+        """Keep the node's row up to date. A quiet node consumes nothing.
 
-        Race: the main thread says it at each beat, and a thread of an extension when a person told the node something.
+        Race: the main thread calls it at each beat, an extension's thread when a person told the node something.
         """
         with self._saying:
             self._say()
@@ -233,7 +233,7 @@ class Supervisor:
         deadline = time.monotonic() + LAST_WAIT
         while len(dead(slots := worker_state.at_work())) < len(slots):
             if time.monotonic() > deadline:
-                # Bodies outlive their parent: nobody may run their jobs yet. Rescue waits for the beat to stand still.
+                # Bodies outlive their parent: no process may run their jobs yet. Rescue waits until beats have stopped.
                 return
             time.sleep(0.02)
         is_stopping = worker_state.stopping_for is not None
@@ -241,13 +241,13 @@ class Supervisor:
         self._take_turn(self._own.finish_dead)
         if is_stopping:
             self._try(self._own.hand_back_all)
-        # Without a word that it stops its main process was killed.
+        # If the worker has not said that it stops, its main process was killed.
         self._try(lambda: rescue.bury(worker_state.node, by_itself=is_stopping))
         for alias in conf().DATABASES:
             self._try(partial(rescue.rescue_all, alias))
         self._try(lambda: heartbeats.delete(self._side, worker_state.node))
 
-    # The thread that watches: time limits are kept while a beat hangs, behind a dead link, or on SQLite behind a body
+    # The thread that watches: it keeps time limits also while a beat hangs (on a dead link; on SQLite behind a body)
 
     def _watch(self) -> None:
         pause, woke = LOOK, time.monotonic()
@@ -263,7 +263,7 @@ class Supervisor:
                 self._fell.set()
             was_paused, woke = time.monotonic() - woke > LAST_WAIT, time.monotonic()
             if was_paused:
-                # This very process was, or its machine: nothing hangs.
+                # This process or its machine was paused: nothing hangs.
                 self._last_look = woke
             elif woke - self._last_look > 2 * conf().DEAD_AFTER:
                 # A beat that hangs on a dead link would hang for hours: start again, with new connections.
@@ -283,7 +283,7 @@ class Supervisor:
         for slot in slots:
             if not slot.has_job:
                 continue
-            # One of several that has not begun waits for those that have: only its coroutine has limits.
+            # One of several bodies that has not begun waits for those that have: only its coroutine has limits.
             waits = slot.is_shared and slot.phase < BODY
             if 0 < slot.hard_at < now - (GRACE if slot.is_shared else 0) and not (waits or slot.is_dead):
                 limit = round(slot.hard_at - slot.began, 3)
@@ -291,13 +291,13 @@ class Supervisor:
                 logger.error("the job %s ran longer than its hard time limit of %s s", slot.job, limit, extra=about)
                 self._end_run(slot, "TimeLimitExceeded", f"TimeLimitExceeded({limit:g})")
             elif 0 < slot.soft_at < now and slot.phase == BODY and not slot.is_shared:
-                # Again and again: the process takes it once, and only in the body.
+                # Sent at each look: the process takes it once, and only in the body.
                 slot.signal(signal.SIGUSR1)
 
     def _have_replaced(self, found: set[int], gone: set[int]) -> None:
-        """While the main process waits for a broker that says nothing, it replaces nobody unless it is interrupted."""
+        """Interrupt the main process: while it waits for a silent broker, it does not replace dead processes."""
         now = time.monotonic()
-        # Race: the rescue thread frees the slots of the dead.
+        # Race: the rescue thread frees the slots of dead processes.
         alive, new = found - gone, found - self._processes.keys()
         self._processes |= dict.fromkeys(alive | new, now + REPLACED_WITHIN)
         for pid in self._processes.keys() - alive:
@@ -310,7 +310,7 @@ class Supervisor:
                 with suppress(ProcessLookupError):
                     os.kill(self.main_pid, REPLACE)
 
-    # The others
+    # The threads that share a connection
 
     def _rescue(self) -> None:
         watch = rescue.Rescue(SideDatabase(is_apart=False), lambda: worker_state.node)
@@ -331,7 +331,7 @@ class Supervisor:
             self._fell.wait(max(0.0, next_watch - time.monotonic()))
 
     def _check(self) -> None:
-        """The checks that ask the databases. The worker's main process asks none before it has forked."""
+        """The checks that query the databases. The worker's main process makes no query before it has forked."""
         for message in checks.ask_databases(databases=conf().DATABASES):
             if not message.is_silenced():
                 logger.log(message.level, str(message), extra=worker_state.about("check", check=message.id))
@@ -363,12 +363,12 @@ class Supervisor:
             pause = PRUNE_AGAIN if prune.is_behind else max(1.0, conf().PRUNE_INTERVAL)
 
     def _take_turn(self, action: Callable[[], Any]) -> bool:
-        """The same with the connections that threads share."""
+        """Try it with the connections that the threads share."""
         with shared.turn():
             return self._try(action)
 
     def _try(self, action: Callable[[], Any]) -> bool:
-        """Nothing that goes wrong in one tick stops the next; whether nothing did."""
+        """Log an error instead of raising it, so that the next tick comes; returns whether there was none."""
         try:
             action()
             return True

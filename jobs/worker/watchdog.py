@@ -1,4 +1,4 @@
-"""Starts the supervisor of a worker, starts it again when it dies alone, and speaks to it.
+"""Starts the supervisor of a worker, starts it again if it dies before the worker, and sends it notes.
 
 The watchdog is a process that does nothing else. It ends when the worker's main process does: it reads EOF from its
 pipe. The signals that stop a worker are sent to its whole group. They are ignored here and in the supervisor, so that a
@@ -23,19 +23,19 @@ from jobs.lifecycle.worker_state import worker_state
 from jobs.store.identity import NotAdopted
 from jobs.worker.supervisor import LAST_WAIT, REGISTERED, Supervisor
 
-#: Seconds for the rest of the main process's end.
+#: Seconds that the rest of the main process's end may take.
 LAST_ALARM = 5
 
 
 class Handle:
     """The handle of the worker's main process on its supervisor; without one (outside of a worker) it does nothing."""
 
-    #: The watchdog; then to tell the supervisor something, and to hear that it is ready or why it ended (-1: it is not
-    #: this process's).
+    #: The watchdog's pid; the pipe to the supervisor; the pipe on which it says that it is ready, or why it ended (-1:
+    #: not this process's).
     _pid, _pipe, _ready = 0, -1, -1
 
     def start(self, queues: list[str], **node: Any) -> None:
-        """Fork the watchdog of a worker of which the node says this (columns of ``Node``).
+        """Fork the watchdog of a worker; ``node`` has columns of the worker's ``Node`` row.
 
         Call it before anything else in this process forks or holds a connection.
         """
@@ -55,7 +55,7 @@ class Handle:
                 os._exit(0)
         os.close(pipe)
         os.close(ready)
-        # A supervisor that hangs must not hang the worker; a note is shorter than PIPE_BUF: all of it or nothing.
+        # A hanging supervisor must not hang the worker; a note is shorter than PIPE_BUF: it is written whole or not.
         os.set_blocking(self._pipe, False)
         # A pool child that kept the pipe open would hide the main process's death.
         os.register_at_fork(after_in_child=self._close_in_child)
@@ -92,7 +92,7 @@ class Handle:
         """Have a function of a module called in the supervisor, with values of JSON. It never blocks, and never raises.
 
         Parameters:
-            is_urgent: at once, before all others: it asks no database.
+            is_urgent: call it at once, before waiting notes; such a function makes no query.
         """
         if self._pipe >= 0:
             note = [is_urgent, f"{function.__module__}.{function.__qualname__}", *given]
@@ -139,7 +139,7 @@ def _supervise(main: int, node: dict[str, Any], pipe: int, ready: int) -> None:
             try:
                 Supervisor(main, node, pipe, ready).main()
             except NotAdopted as exc:
-                # At once: a database that is not ours is not even signed off from.
+                # End at once: the database is not ours, so the supervisor does not even sign off there.
                 os.write(ready, str(exc).encode()[: select.PIPE_BUF])
                 os._exit(0)
             except BaseException:

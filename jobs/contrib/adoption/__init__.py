@@ -1,1 +1,1 @@
-"""A copy of a database: its jobs run only when somebody adopts it."""
+"""A copy of a database: its jobs run only after a person has adopted it."""

@@ -1,4 +1,4 @@
-"""A copy of a database (``identity.py``): what would run in it, and to activate it."""
+"""A copy of a database (``identity.py``): what would run in it, and how to activate it."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from jobs.store.identity import marks
 
 def survey(alias: str) -> dict[str, Any]:
     """What the database is marked as, what it is, and what would run if it were activated."""
-    # One statement for each: together they could not use their partial indexes.
+    # One statement for each state: a single one could not use the partial indexes.
     counts = {str(state): Job.objects.using(alias).filter(state=state).count() for state in LIVE}
     found = {**marks(alias), "jobs": counts}
     for disown in extensions.through("disown"):
@@ -39,7 +39,7 @@ def cancel_all(alias: str) -> int:
         return transitions.cancel_running(job, transitions.error_entry("Cancelled", why, attempt=job.lease))
 
     for node in Node.objects.using(alias).filter(dead_at=None):
-        # If it lives, then beside the original. Here it may claim nothing.
+        # If this worker is alive, it works on the original. Here it may claim nothing.
         transitions.write_death(node.pk, alias)
     running = list(Job.objects.using(alias).filter(state=State.RUNNING).values_list("pk", flat=True))
     done = sum(transitions.finish_running(job_id, alias, cancel) for job_id in running)

@@ -1,7 +1,7 @@
 """Which database this is. A restored copy carries the mark of its original, and its jobs wait until it is adopted.
 
 A copy of production holds production's ``ready`` jobs. A worker that is pointed at it would send all their mails
-a second time. So the first worker writes into the database which database it is, and every worker compares.
+a second time. So the first worker writes the identity of the database into it, and every worker compares.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ from jobs.store.sqlite import SQLite
 
 
 def mark_of(alias: str) -> str:
-    """What this database is known by; the same at every start, and another one for a copy.
+    """The mark of this database: the same at every start, and a different one for a copy.
 
     * ``JOBS["INSTANCE"]``, where it is set. Only it tells the copy of a disk (a snapshot, a clone of a managed
       database) from its original, and stays when a database moves (to another server, over ``pg_upgrade``).
@@ -43,7 +43,7 @@ class Marked(Identity):
     def check(self) -> None:
         """Compare the mark with the database; mark it if it has no mark.
 
-        Race: of several workers that start on a fresh database, one inserts the mark and the others read it.
+        Race: several workers start on a fresh database. One of them inserts the mark, and the rest read it.
         """
         mine = mark_of(self.alias)
         instance, _ = Instance.objects.using(self.alias).get_or_create(pk=1, defaults={"mark": mine})
@@ -63,7 +63,7 @@ class Marked(Identity):
 def _of_postgresql(at: Store) -> tuple[Any, ...]:
     database = "FROM pg_database WHERE datname = current_database()"
     may_read = "has_function_privilege(to_regprocedure('pg_control_system()')::oid, 'EXECUTE')"
-    # Everybody may read the identifier, unless somebody took that away. Asked first: a statement that is refused
+    # Every role may read the identifier, unless that right was revoked. We ask first, because a refused statement
     # would break a transaction around it.
     if at.ask(f"SELECT 1 WHERE {may_read}"):
         found = f"system_identifier, (SELECT oid {database}) FROM pg_control_system()"
@@ -80,7 +80,7 @@ def _of_sqlite(at: Store) -> tuple[Any, ...]:
 
 
 def _born(path: str) -> str | None:
-    """When the file came into being, which no ``cp -a`` keeps; None if this system does not say.
+    """When the file was created, which ``cp -a`` does not keep; None if this system does not say.
 
     Python has ``os.statx`` from 3.15 on.
     """

@@ -1,1 +1,1 @@
-"""Advice: what the system checks say of settings that are allowed, and seldom meant."""
+"""Advice: system checks that warn of settings that are allowed, and seldom meant."""

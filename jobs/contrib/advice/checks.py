@@ -1,4 +1,4 @@
-"""Warnings: settings that jobs run under, and that cost time, work or a guarantee sooner or later."""
+"""Warnings: settings with which jobs run, and which sooner or later cost time, work or a guarantee."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ SHORT = 3600.0  #: To keep a history for fewer seconds is a mistake: days were m
 #: Releases of PostgreSQL whose servers the tests were run on.
 SERVERS = (15, 16, 18)
 
-#: Celery's settings with the values under which a worker goes on without its broker.
+#: Celery's settings, and the values with which a worker survives an outage of its broker.
 ABOUT_OUTAGES = {
     "broker_connection_max_retries": (None,),
     "broker_connection_retry": (True,),
@@ -94,7 +94,7 @@ def refused() -> Iterator[CheckMessage]:
     for alias in conf().DATABASES:
         if not store.of(alias).reads_committed(settings.DATABASES[alias].get("OPTIONS", {}).get("isolation_level")):
             yield say("W004", alias=alias)
-        # One for the jobs of a process, and one that a hung query may hold. The supervisor takes none.
+        # One connection for the jobs of a process, and one that a hung query may hold. The supervisor takes none.
         yield from _small_pool(alias, 2)
 
 
@@ -115,7 +115,7 @@ def apart() -> Iterator[CheckMessage]:
 
 def _small_pool(alias: str, needed: int) -> Iterator[CheckMessage]:
     if pool := settings.DATABASES[alias].get("OPTIONS", {}).get("pool"):
-        # As psycopg_pool has it.
+        # The defaults of psycopg_pool.
         options = pool if isinstance(pool, dict) else {}
         size = options.get("max_size") or options.get("min_size", 4)
         if size < needed:

@@ -1,4 +1,4 @@
-"""One run's coroutine: it is awaited, may be struck by a limit or asked to end, and something comes of it."""
+"""The coroutine of one run: it is awaited, a limit or a request may end it, and it has an outcome."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class Awaited:
         vars(run)["awaited"], run.aside, run.on_thread = self, self._aside, on_thread
         #: What the next call of the task's ``run`` in this run does.
         self.next_call: Callable[..., Any] | None = None
-        #: The one that it is, while it is under way, and those that it made.
+        #: The asyncio task of the body while it runs, and the asyncio tasks that the body made.
         self.task: asyncio.Task[Any] | None = None
         self.children: set[asyncio.Task[Any]] = set()
         self.result: Any = None
         self.raised: BaseException | None = None
-        #: Why it ends, whatever it makes of that: a limit, or what somebody wished.
+        #: Why the run ends, however the body reacts: a time limit, or a request to end.
         self.verdict: Exception | None = None
-        #: What is raised in it in place of the next cancellation.
+        #: What is raised in the coroutine in place of the next ``CancelledError``.
         self._strike: Exception | None = None
         self._aside_calls: list[asyncio.Future[Any]] = []
-        #: What its limits will do.
+        #: The timers of its time limits.
         self.timers: dict[str, asyncio.TimerHandle] = {}
 
     async def drive(self) -> None:
@@ -51,7 +51,7 @@ class Awaited:
             if self._aside_calls:
                 await asyncio.gather(*self._aside_calls)
         except BaseException as exc:
-            # Also what would end the loop, and with it all others.
+            # Also an exception that would end the loop, and all other bodies with it.
             self.raised = exc
         finally:
             self.task = None
@@ -62,7 +62,7 @@ class Awaited:
                 await asyncio.wait(run.writes)
 
     def conclude(self) -> None:
-        """Tell the run what came of it."""
+        """Give the outcome to the run."""
         run = self.run
         if self.verdict is not None:
             self.raised = self.verdict
@@ -70,7 +70,7 @@ class Awaited:
         run.body = self._end_by_run if self.verdict is None and _is_wrapped(run.task) else self._end
 
     def _end_by_run(self, *args: Any, **kwargs: Any) -> Any:
-        """By way of the task's ``run``."""
+        """End through the task's ``run``, and through all that wraps it."""
         self.next_call = self._end
         return self.run.task.run(*decoded(self.run.job.args), **decoded(self.run.job.kwargs))
 
@@ -86,19 +86,19 @@ class Awaited:
             self._aside_calls.append(asyncio.ensure_future(on_thread(call)))
 
     def strike(self, exc: Exception) -> None:
-        """Raise it in the coroutine, where it waits for something."""
+        """Raise the exception in the coroutine, at the ``await`` where it waits."""
         if self.task is not None and self.verdict is None:
             self._strike = exc
             self.task.cancel()
 
     def end(self, verdict: Exception) -> None:
-        """Cancel the coroutine. Whatever it makes of that, this is what comes of the run."""
+        """Cancel the coroutine. The verdict is the outcome of the run, however the coroutine reacts."""
         if self.task is not None and self.verdict is None:
             self.verdict, self._strike = verdict, None
             self.task.cancel()
 
     def struck(self, exc: BaseException) -> BaseException:
-        """What to raise in the coroutine in place of what came."""
+        """The exception to raise in the coroutine in place of the one that came."""
         if not isinstance(exc, asyncio.CancelledError) or self._strike is None:
             return exc
         struck, self._strike = self._strike, None
@@ -108,13 +108,13 @@ class Awaited:
 
 
 def _is_wrapped(task: Any) -> bool:
-    """Whether something is around the function that ``declare.py`` made of the task's ``run``, as autoretry is."""
+    """Whether something, such as autoretry, wraps the function that ``declare.py`` made of the task's ``run``."""
     function = getattr(task.run, "__func__", task.run)
     return getattr(function, "awaits", None) is not function
 
 
 class _Steps:
-    """Awaits something, and says on the worker state when code of it runs: whoever dies then did it."""
+    """Awaits the body, and notes in the worker state when its code runs: if the process dies then, this body did it."""
 
     def __init__(self, awaited: Awaited, made: Awaitable[Any]) -> None:
         self._awaited, self._made = awaited, made

@@ -1,4 +1,4 @@
-"""A body that does not give the event loop back keeps all others from going on. The log names it, and its line."""
+"""A body that blocks the event loop stops all other bodies. The log names the body, and its line."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from jobs.conf.logs import log, logger
 from jobs.lifecycle.run import Run
 from jobs.lifecycle.worker_state import worker_state
 
-#: Seconds between two looks, and without an answer of the loop from which on it is blocked.
+#: Seconds between two looks; and without an answer of the loop, after which it counts as blocked.
 LOOK, BLOCKED = 0.25, 1.0
 
 CURE = "await it, or call it by asyncio.to_thread()"
 
 
 def watch(bodies: Any) -> None:
-    """In a thread of its own: log who blocks the loop, after 1 second, 2, 4 ..., and for how long it was in the end."""
+    """In a thread of its own: log which body blocks the loop, after 1 second, 2, 4 ..., and at the end for how long."""
     due, lasted, told = BLOCKED, 0.0, None
     while True:
         time.sleep(LOOK)
@@ -39,7 +39,7 @@ def watch(bodies: Any) -> None:
 
 
 def _who(bodies: Any) -> tuple[Run | None, str] | None:
-    """Whose code the loop is in, and where; None: it is in nobody's any more."""
+    """The run whose code the loop is in (None: it is unknown), and the line; None: the loop is in no task any more."""
     task, frame = asyncio.current_task(bodies.loop), sys._current_frames().get(bodies.thread)
     if task is None or frame is None:
         return None

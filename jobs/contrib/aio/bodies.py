@@ -1,8 +1,8 @@
 """The event loop of a process, with the bodies that it runs at once.
 
-The loop has a thread. A second one has the connection over which bodies are claimed, begun, and completed, one after
-the other. What bodies themselves ask of the database by Django's async ORM has a third one, which is asgiref's: no
-body that is slow there keeps another one from its completion.
+The loop has a thread. A second thread has the connection over which bodies are claimed, begun and completed, one after
+the other. The queries of bodies through Django's async ORM have a third thread, which is asgiref's: a slow query does
+not delay the completion of another body.
 """
 
 from __future__ import annotations
@@ -36,49 +36,49 @@ from jobs.lifecycle.run import Run, current_run
 from jobs.lifecycle.wakeups import Wakeup
 from jobs.lifecycle.worker_state import AWAITS, REVOKED, ProcessState, worker_state
 
-#: How many a process claims at first; while there are more, so many times as many. So others get some of a few.
+#: How many jobs a process claims at first, the factor while there are more, and the most: others get some of a few.
 FIRST, GROWTH, MOST = 10, 2, 200
 
-#: A process that asked for fewer than FEW, and got as many, waits TURN seconds before it asks for more. It has woken
-#: another one, which takes its share meanwhile.
+#: A process that asked for fewer than FEW jobs, and got them all, waits TURN seconds before it asks for more. It has
+#: woken another process, which takes its share meanwhile.
 FEW, TURN = 40, 0.01
 
-#: So many are begun before the first of them gets to its coroutine.
+#: This many runs are begun before the first of them gets to its coroutine.
 BEGUN = 50
 
-#: Seconds for which a full process waits when bodies end, so that it claims for several.
+#: Seconds for which a full process waits after a body has ended, so that one claim fills several slots.
 GATHER = 0.02
 
-#: A loop that was woken in vain so many times, each within so many seconds, by plain jobs, waits so many seconds before
-#: it looks: the plain ones start first, and one look answers several.
+#: A loop that plain jobs have woken in vain more than VAIN times, each within WITHIN seconds, waits BEHIND seconds
+#: before it looks: the plain jobs start first, and one look answers several wake-ups.
 VAIN, WITHIN, BEHIND = 3, 0.2, 0.01
 
-#: Python looks for garbage after so many new objects for each place. A body that waits has more than that, and none of
-#: them is garbage: by Python's own threshold all bodies would be looked at again and again.
+#: Python looks for garbage after this many new objects for each slot. A body that waits has more objects than that, and
+#: they are no garbage: with Python's own threshold, it would look at all bodies again and again.
 ALIVE = 20
 
-#: Seconds until it is tried again to have slots for its bodies.
+#: Seconds between two attempts to get slots for the bodies.
 PAUSE = 5.0
 
-#: Seconds between two looks at who is asked to end.
+#: Seconds between two looks for bodies that are asked to end.
 TICK = 0.25
 
-#: What the row says of one that was asked to end, if nobody has left a note of it.
+#: What the row of a job says that was asked to end, if there is no ``Cancellation`` of it.
 ASKED = {REVOKED: "revoked at the worker"}
 
-#: Seconds between two looks at the connection that bodies have used; one that raised is looked after at once.
+#: Seconds between two looks at the connection that bodies use; after a body has raised, there is a look at once.
 TIDY = 1.0
 
-#: So many runs are completed by one statement, at the most; what takes longer than so many seconds is told at once.
+#: At most TOGETHER runs are completed by one statement. After SLOW seconds, the loop hears of the steps at once.
 TOGETHER, SLOW = 100, 0.005
 
-#: A run whose next step is to be taken; and with the step that was taken, or what was raised.
+#: A run whose next step is to be taken; and a run with the step that was taken, or the exception that it raised.
 _Ready = tuple[Run, Context, pipeline.Steps]
 _Taken = tuple[Run, Context, pipeline.Steps, Any]
 
 
 class Bodies:
-    """What runs them beside each process (``worker/executors.py``)."""
+    """Runs the async bodies of a process, beside its plain jobs (``worker/executors.py``)."""
 
     def __init__(self, tasks: tuple[str, ...]) -> None:
         self.tasks, self.done = tasks, 0
@@ -91,11 +91,11 @@ class Bodies:
         self._ready: list[_Ready] = []
         #: How many runs the thread has taken, and the loop has started.
         self._taken = self._started = 0
-        #: How many looks in a row found nothing, and when the last one did.
+        #: How many looks in a row found nothing, and when the last look was.
         self._vain, self._vain_at = 0, 0.0
-        #: Some of them are on the thread.
+        #: Some runs are on the thread.
         self._is_away = False
-        #: Made before the worker forks. A process that waits for a plain job takes no wake-up of it, nor this of one.
+        #: Made before the worker forks. It is apart from the wake-ups for plain jobs: neither takes those of the other.
         self._wakeup = Wakeup()
         wakeups.wakeup.others.append(self._wakeup)
 
@@ -129,14 +129,14 @@ class Bodies:
             try:
                 self.loop.run_until_complete(claims)
             except BaseException as exc:
-                # asyncio lets through what would end the process, of a task that a body made.
+                # asyncio does not catch an exception that would end the process, from a task that a body made.
                 logger.error("the event loop goes on after %r", exc, extra=worker_state.about("loop_broken"))
                 if claims.done():
                     time.sleep(1.0)
                     claims = self.loop.create_task(self._claim_forever())
 
     def _block(self) -> list[ProcessState]:
-        """The slots of its bodies. Those of a process that died are free again when its bodies were finished."""
+        """Take the slots of the bodies. The slots of a dead process are free again when its bodies were finished."""
         while True:
             try:
                 return worker_state.take_block(conf().ASYNC_CONCURRENCY)
@@ -146,7 +146,7 @@ class Bodies:
                 time.sleep(PAUSE)
 
     def _make_task(self, loop: Any, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
-        """Know whose body it is part of."""
+        """Make an asyncio task, and note the body that it is a part of."""
         task = asyncio.Task(coroutine, loop=loop, **options)
         if (run := current_run()) is not None and (awaited := self.running.get(run)) is not None:
             awaited.children.add(task)
@@ -179,10 +179,10 @@ class Bodies:
                 await self._sleep(not self._slots or self._is_retired)
 
     def _take(self, size: int, taken: asyncio.Future[tuple[bool, int]]) -> None:
-        """Claim, and begin some at once: each way from the thread to the loop takes its time.
+        """Claim, and begin several runs at once: each way from the thread to the loop takes its time.
 
-        The thread goes on by itself while there is more, and nothing to complete: the loop may be busy with its bodies.
-        If most of them wait for the loop, one of them may block it, and other processes should have the rest.
+        The thread claims again by itself while there are more jobs and nothing to complete: the loop may be busy.
+        If most bodies wait for the loop, a body may block it, and other processes should get the rest of the jobs.
         """
         try:
             is_more = self._take_some(size)
@@ -210,7 +210,7 @@ class Bodies:
         return is_more
 
     async def _sleep(self, is_full: bool) -> None:
-        """Until a claim may find more. A process that has no place for more leaves the wake-ups to others."""
+        """Wait until a claim may find more. A process without a free slot leaves the wake-ups to other processes."""
         self._wakes_at_end = is_full
         if not is_full:
             self.loop.add_reader(self._wakeup.fileno(), self._hear)
@@ -225,14 +225,14 @@ class Bodies:
             self.loop.remove_reader(self._wakeup.fileno())
 
     def _hear(self) -> None:
-        # All there are: whoever gets as many jobs as it asked for wakes the next one.
+        # Take all wake-ups: a process that gets as many jobs as it asked for wakes the next process.
         if self._wakeup.take_all():
             self._woken.set()
 
     # Runs
 
     def _begin(self, run: Run) -> _Taken:
-        # The steps, and the coroutine between them, have one context, whatever thread they are in.
+        # The steps, and the coroutine between them, have one context, in whatever thread they run.
         own, steps = Context(), pipeline.steps(run)
         self.running[run] = Awaited(run, self.on_thread)
         own.run(owner.set, run)
@@ -260,7 +260,7 @@ class Bodies:
                 self.loop.call_later(step, self._go_on, run, own, steps)
             else:
                 if isinstance(step, BaseException):
-                    # What it had is an orphan now.
+                    # Its job is an orphan now.
                     log(logging.ERROR, run.job, "ended unexpectedly", "run_broken", exc_info=step)
                 self._leave(run)
 
@@ -270,20 +270,20 @@ class Bodies:
         run.slot.free()
         self._slots.append(run.slot)
         del self.running[run]
-        # Else the two keep each other until the next garbage collection.
+        # Otherwise the run and its ``Awaited`` keep each other until the next garbage collection.
         del vars(run)["awaited"]
-        # What a child of it that goes on says of its progress is lost.
+        # If a child task goes on, the progress that it reports is lost.
         run.aside, run.body = lambda call: None, None
         if self._wakes_at_end or run.job.limit_key is not None:
             self._vain = 0
             self._woken.set()
 
     def _go_on(self, run: Run, own: Context, steps: pipeline.Steps) -> None:
-        """The next step, on the thread. While that is at work, others gather: all go there, and come back, together."""
+        """Take the next step, on the thread. While that is busy, runs gather: they go there and come back together."""
         self._ready.append((run, own, steps))
         if not self._is_away:
             self._is_away = True
-            # With all that end in this turn of the loop.
+            # Together with all bodies that end in this turn of the loop.
             self.loop.call_soon(self._send)
 
     def _send(self) -> None:
@@ -300,14 +300,14 @@ class Bodies:
         try:
             self._runner.complete([(run, own) for run, own, _ in batch])
         except Exception:
-            # Each says for itself what came of it.
+            # Each run settles its own outcome after this.
             logger.exception("several bodies cannot end together", extra=worker_state.about("completion_broken"))
         found: list[_Taken] = []
         told_at = time.monotonic()
         for run, own, steps in batch:
             found.append((run, own, steps, self._step(self._runner.go_on, run, own, steps)))
             if time.monotonic() - told_at > SLOW:
-                # Nobody waits for a function of ``Task.commit`` that takes long.
+                # Other runs do not wait for a slow function of ``Task.commit``.
                 self.loop.call_soon_threadsafe(self._next, found)
                 found, told_at = [], time.monotonic()
         self.loop.call_soon_threadsafe(self._come_back, found)
@@ -323,7 +323,7 @@ class Bodies:
 
     async def _drive(self, awaited: Awaited) -> None:
         slot = awaited.run.slot
-        # The limits are those of the coroutine: it may have waited for the thread and the loop, and its completion may.
+        # The limits are for the coroutine alone, and not for its wait for the thread and the loop, before or after it.
         if slot.soft_at or slot.hard_at:
             late = time.monotonic() - slot.began
             slot.limit(*(at and at + late for at in (slot.soft_at, slot.hard_at)))
@@ -332,14 +332,14 @@ class Bodies:
         await awaited.drive()
 
     def _limit(self, awaited: Awaited) -> None:
-        """Limits that are not far get timers; a look finds the others in time, and few runs last until then."""
+        """Set timers for limits that come soon. A later look finds the rest in time, and few runs last until then."""
         slot, soon = awaited.run.slot, time.monotonic() + 2 * TICK
         if 0 < slot.soft_at < soon and "soft" not in awaited.timers:
             strike = self.loop.call_at(slot.soft_at, awaited.strike, SoftTimeLimitExceeded())
             awaited.timers["soft"] = strike
         if 0 < slot.hard_at < soon and "hard" not in awaited.timers:
             limit: Any = TimeLimitExceeded(round(slot.hard_at - slot.began, 3))
-            # No policy of retries makes another attempt of it.
+            # No retry policy makes another attempt.
             limit.ends_job = True
             awaited.timers["hard"] = self.loop.call_at(slot.hard_at, awaited.end, limit)
 
@@ -351,13 +351,13 @@ class Bodies:
         for timer in awaited.timers.values():
             timer.cancel()
         if task.cancelled():
-            # By somebody who found it among all tasks, before its first step.
+            # Other code found it among all asyncio tasks, and cancelled it before its first step.
             self._next([(run, own, steps, asyncio.CancelledError())])
             return
         awaited.conclude()
         if awaited.raised is not None or time.monotonic() > self._tidy_at:
             self._tidy_at = time.monotonic() + TIDY
-            # Nobody waits for it: it comes before what others ask after it.
+            # No code awaits it: it comes before the queries that other bodies make after it.
             self._tidying = self.loop.create_task(self._tidy(run.using))
         self._go_on(run, own, steps)
 
@@ -367,12 +367,12 @@ class Bodies:
 
     def _tick(self) -> None:
         self.ticked_at, node = time.monotonic(), worker_state.node
-        # The thread begins others meanwhile.
+        # A copy, because the thread begins other runs meanwhile.
         for run, awaited in self.running.copy().items():
             if awaited.task is not None:
                 self._limit(awaited)
             if run.job.node_id != node:
-                # The node was declared dead, and has a new id: the job is another one's.
+                # The node was declared dead, and has a new id: the job belongs to another run.
                 awaited.end(LostLease("this run lost its lease"))
             if (kind := run.slot.wished(run.job.pk, run.job.lease)) is not None:
                 verdict = Cancel(ASKED.get(kind, "the job was asked to end"))

@@ -1,7 +1,7 @@
 """A task whose body is an ``async def``: its ``run`` becomes a plain function, which makes the coroutine, or ends it.
 
 Celery's autoretry wraps ``run``, and a base class of the project may call it. So a run goes through it twice: to make
-the coroutine, and when that is over, to return or raise what came of it.
+the coroutine, and after its end to return its result, or raise its exception.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def declared(task: type[Any]) -> None:
             )
         function = _run(task, function, has_self=not isinstance(run, staticmethod))
         task.run = staticmethod(function) if isinstance(run, staticmethod) else function
-    # It may inherit from one that is, with another body.
+    # The class may inherit from an async task, and have a plain body.
     task.is_async = hasattr(function, "awaits")
     if task.is_async:
         # Its atomic part is the commit.

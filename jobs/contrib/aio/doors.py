@@ -12,7 +12,7 @@ class Aio(Extension):
     looks = {"is_asked_to_end": "jobs_cancellation"}
 
     def called(self, task: type[Any]) -> None:
-        # When all that are told of a declaration have had their part in its function.
+        # Not in ``declared()``: by now all extensions have changed the task's function.
         from jobs.contrib.aio import declare
 
         declare.declared(task)

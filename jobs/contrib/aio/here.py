@@ -15,13 +15,13 @@ from jobs.contrib.aio.owner import ident, owner
 from jobs.execution import pipeline
 from jobs.lifecycle.run import Run
 
-#: What steps give that are over.
+#: What ``next()`` returns when the steps are over.
 END = object()
 
 
 def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Await a coroutine. What it does with ``sync_to_async``, as Django's ORM does, happens in this thread."""
-    # The loop has a thread of its own, which sees the requests of this one.
+    """Await a coroutine. What it calls by ``sync_to_async``, as Django's ORM does, runs in this thread."""
+    # The loop has a thread of its own, which has to see the requests of this thread.
     token = owner.set(ident())
     try:
         return async_to_sync(function)(*args, **kwargs)

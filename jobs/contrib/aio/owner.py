@@ -1,4 +1,4 @@
-"""Celery keeps requests, and the current task, on stacks by thread. A coroutine's are its own in every thread."""
+"""Celery keeps requests and the current task on stacks per thread. A coroutine has its own stacks in all threads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from celery._state import _task_stack
 
-#: Whose stacks the calling code sees, if not its thread's.
+#: The owner of the stacks that the calling code sees; None: its thread.
 owner: ContextVar[Any] = ContextVar("jobs.contrib.aio.owner", default=None)
 
 

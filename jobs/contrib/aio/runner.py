@@ -27,7 +27,7 @@ from jobs.models.values import jsonable
 from jobs.store import databases
 from jobs.worker.runner import Place, Runner, let_go
 
-#: A look that takes long and finds nothing is repeated after so many times its own length.
+#: A slow look that finds nothing is repeated after this many times its own duration.
 RESTS = 10
 
 
@@ -37,17 +37,17 @@ class AsyncRunner(Runner):
     def __init__(self, app: Any, hostname: str, tasks: Sequence[str], slot: ProcessState, wakeup: Wakeup) -> None:
         super().__init__(app, hostname, slot=slot)
         self.only, self.wakeup = tasks, wakeup
-        #: The token of the claim that is under way, if any; and of those of which nobody knows whether they were made.
+        #: The token of the claim that is under way, or 0; and the tokens of claims that may or may not have committed.
         self._claiming = 0
         self._doubtful: list[tuple[str, int]] = []
-        #: Until when a place is left alone where nothing was found, and how many seconds the last such look took.
+        #: For each place where nothing was found: until when it is left alone, and the seconds that the last look took.
         self._rests: dict[Place, tuple[float, float]] = {}
 
     def take_some(self, slots: Sequence[ProcessState]) -> tuple[list[Run], bool]:
-        """Claim up to as many as there are slots; returns their runs, and whether there are probably more.
+        """Claim at most one job for each slot; returns their runs, and whether there are probably more jobs.
 
         Race: the process may die at any point. As long as its own slot shows the token of the claim, no body was begun,
-        and all its rows are given back, those that have slots already too. From then on each has a slot.
+        and all rows of the claim are given back, even those that have slots already. From then on each run has a slot.
         """
         self._next = len(slots)
         runs: list[Run] = []
@@ -63,7 +63,7 @@ class AsyncRunner(Runner):
             try:
                 self._name(run, 0)
             except Exception as exc:
-                # Somebody edited the row by hand.
+                # A person edited the row by hand.
                 self._finish_unbegun(run, exc)
                 slot.free()
                 continue
@@ -72,14 +72,14 @@ class AsyncRunner(Runner):
         return runs, self._claimer.may_find_more(jobs, self._asked)
 
     def new_token(self) -> int:
-        """As of a row that was renewed: what cannot roll back must not run under a claim that a crash may forget."""
+        """A renewed token: a body that cannot roll back must not run under a claim that a crash may forget."""
         self._claiming = claims.renewed(super().new_token())
         return self._claiming
 
     def _in_turn(self, queues: Sequence[str]) -> Iterator[tuple[int, Place]]:
-        """Without the places where two looks found nothing and took long: they step over many jobs of other tasks.
+        """Leave out places where two slow looks found nothing: such looks step over many jobs of other tasks.
 
-        The faster of the two counts: one may have made the connection, or waited for a processor.
+        The faster look counts: the other one may have made the connection, or waited for a processor.
         """
         for turn, place in super()._in_turn(queues):
             until, before = self._rests.get(place, (0.0, 0.0))
@@ -102,7 +102,7 @@ class AsyncRunner(Runner):
                 if databases.is_lost(exc, using):
                     self._note_away(using, exc)
                     continue
-                # The database refuses these rows. The supervisor gives them back, as those that no process has.
+                # The database refuses these rows. The supervisor gives them back, like all rows that no process has.
             self._doubtful.remove((using, token))
         return super()._claim()
 
@@ -111,13 +111,13 @@ class AsyncRunner(Runner):
         self._doubt(using)
 
     def _doubt(self, *aliases: str) -> None:
-        """Perhaps only the answer of a claim got lost. None of its bodies was begun: they count nothing."""
+        """A claim may have committed, and only its answer got lost. Its bodies were not begun, so no attempt counts."""
         if self._claiming:
             self._doubtful += [(using, self._claiming) for using in aliases]
             self._claiming = 0
 
     def begin(self, run: Run, steps: pipeline.Steps) -> Any:
-        """The run's first steps, up to its coroutine; in the context of the run, as those after it."""
+        """Take the run's first steps, up to its coroutine, in the context of the run. The later steps have it too."""
         if worker_state.wants_events:
             self._tell_events("send_start", run)
         vars(run)["sentry"] = scope = sentry.around(run)
@@ -125,9 +125,9 @@ class AsyncRunner(Runner):
         return self.go_on(run, steps)
 
     def complete(self, batch: Sequence[tuple[Run, Context]]) -> None:
-        """Complete those with one statement that have ended, and of which nothing else is to be written.
+        """Complete, with one statement, the runs that have ended and have nothing else to write.
 
-        If it fails, none of them is completed, and each goes on alone: what came of it is decided there.
+        If it fails, it completes no run, and each run goes on alone: its outcome is decided there.
         """
         found: dict[str, list[tuple[Run, Any]]] = {}
         for run, own in batch:
@@ -138,7 +138,7 @@ class AsyncRunner(Runner):
             if len(runs) > 1 and self._complete(using, runs):
                 for run, result in runs:
                     transitions.note_success(run.job, result)
-        # As Django does after a request; of those before.
+        # As Django does after a request: close what the runs before this used.
         with suppress(Exception):
             close_caches()
 
@@ -158,7 +158,7 @@ class AsyncRunner(Runner):
             return finish.is_committed(runs[0][0])
 
     def go_on(self, run: Run, steps: pipeline.Steps) -> Any:
-        """The steps after it. What comes last goes with them: each way from the loop to the thread takes its time."""
+        """Take the next steps, and end the run here too: each way from the loop to the thread takes its time."""
         if (step := next(steps, END)) is END:
             self._end(run)
         return step
@@ -177,13 +177,13 @@ class AsyncRunner(Runner):
         self._claimer.note_left([run.job])
 
     def tidy(self, using: str) -> None:
-        """Of the thread that calls it."""
+        """Tidy the connection of the calling thread."""
         with suppress(Error):
             databases.tidy(using)
 
 
 def _result(run: Run) -> Any:
-    """What is kept of a body that returned. Raises whatever keeps it from being completed with others."""
+    """The result to keep of a body that returned. Raises if the run cannot be completed together with other runs."""
     assert run.body is not None
     run.result = run.body()
     pipeline.check_returned(run.result)

@@ -1,7 +1,7 @@
 """Sentry's scope, transaction and event of a run whose body is a coroutine.
 
-Its Celery integration wraps functions, and these steps are none: this does the same around them, in the context of the
-run. What Sentry raises is logged, and changes nothing.
+Sentry's Celery integration wraps functions, and the steps of such a run are not functions. So this module does the same
+around the steps, in the context of the run. What Sentry raises is logged, and changes nothing.
 """
 
 from __future__ import annotations

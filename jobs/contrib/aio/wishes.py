@@ -1,4 +1,4 @@
-"""Whoever cancels a running job leaves a note. A coroutine need not reach its end to heed it."""
+"""To cancel a running job is to insert a ``Cancellation``. A coroutine is ended for it before it reaches its end."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class BatchAdmin(ReadOnlyAdmin):
         allowed = [OPERATIONS[name] for name in WHOLE if may(request, OPERATIONS[name].permission)]
         says = gettext("%(label)s: all jobs")
         choices = [(each.name, says % {"label": each.label}) for each in allowed]
-        # It is the operator's.
+        # The page belongs to the operator's room, if that is installed.
         url = html.url_if_any("job_operate", batch=row.pk)
         found = buttons(url, "operation", choices, scope="all") if choices and url else None
         return {"buttons": found, "is_followed": row.ended_at is None}

@@ -1,8 +1,8 @@
-"""Batches: many jobs with one name, one bar and one end, of which somebody is told once.
+"""Batches: many jobs with one name, one progress bar, and one end, at which a callback is called once.
 
-A job bears the id of its batch, and nobody counts as they end: 100,000 jobs would all wait for one row. Every worker
-looks once a second at the batches that are open. Whoever finds one without a job that may still run closes it, and
-calls what is to be called, in one transaction.
+A job has the id of its batch, and no counter is updated when a job ends: 100,000 jobs would all wait for one row. Every
+worker looks once a second at the open batches. If a batch has no job that may still run, the worker closes the batch
+and calls its callback, in one transaction.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ from jobs.models import LIVE, UNSUCCESSFUL, Job, State
 from jobs.models.values import decoded, scrub, storable
 from jobs.store import databases
 
-#: Seconds until a batch is looked at again whose callback could not be called; and for which one is kept whose jobs are
-#: gone.
+#: Seconds until a batch whose callback could not be called is tried again; and for which a batch without jobs is kept.
 PAUSE, KEPT = 60.0, 7 * 86400.0
 
 #: The batch that the calls of a block join, and its database.
@@ -47,14 +46,14 @@ joining: ContextVar[tuple[uuid.UUID, str] | None] = ContextVar("jobs.joining", d
 def batch(
     name: str, on_success: Signature | None = None, on_failure: Signature | None = None, using: str | None = None
 ) -> Iterator[Batch]:
-    """Let all calls of the block be one batch; they are one transaction: all of them, or none.
+    """Make all calls of the block one batch, in one transaction: all of them commit, or none.
 
-    A callback is called when all jobs of the batch have ended, in one transaction with that finding, as it is written.
+    When all jobs of the batch have ended, a worker notes that and calls the callback as it is, in one transaction.
 
     Parameters:
         name: for people.
-        on_success: called once, when all of them have succeeded; if one failed at first, when it did after a retry.
-        on_failure: called once, when all of them have ended, and not all have succeeded.
+        on_success: called once, when all jobs have succeeded, if need be after retries.
+        on_failure: called once, when all jobs have ended, and not all have succeeded.
         using: as of ``apply_async``.
 
     Raises:
@@ -78,7 +77,7 @@ def _kept(callback: Any, name: str) -> Any:
         raise TypeError(f"{name} must be a signature (task.s(...)), and not {callback!r}")
     task = current_app.tasks.get(callback.task)
     if getattr(task, "is_transactional", False) and task.typing and (takes := getattr(task, "__header__", None)):
-        # It raises to whoever wrote it: at the end of the batch nobody could call it, and the batch would stay open.
+        # Raise to the caller now: at the end of the batch no worker could call it, and the batch would stay open.
         takes(*callback.args, **callback.kwargs)
     return storable(dict(callback), name)
 
@@ -89,14 +88,14 @@ def adding(to: Batch) -> Iterator[None]:
     using = str(to._state.db)
     run = current_run()
     with transaction.atomic(using=using):
-        # What the body had called after its commit comes too late for that.
+        # A job keeps its own batch open, but not for what the body has called after its commit.
         if run is None or run.job.batch_id != to.pk or (run.is_atomic and run.slot.phase != BODY):
-            # Race: whoever closes it holds this lock. As long as a job of it runs nobody does.
+            # Race: the worker that closes the batch holds this lock. While a job of it runs, no worker closes it.
             open_ones = Batch.objects.using(using).select_for_update().filter(pk=to.pk, ended_at=None)
             if not open_ones.exists():
                 raise ValueError(f"the batch {to} has ended: make another one")
         elif not run.is_atomic and not transitions.hold(run.job):
-            # A zombie, whose batch may have ended without it. An atomic body's calls go with its completion.
+            # This run is a zombie, and its batch may have ended. An atomic body's calls commit with its completion.
             raise LostLease("this run lost its lease; what it adds to its batch is rolled back")
         with _joining(to):
             yield
@@ -124,7 +123,7 @@ def join(jobs: list[Any], using: str) -> None:
 
 
 def counts(of: Batch) -> dict[str, int]:
-    """How many of its jobs are in each state; of one that has ended, as they were then."""
+    """How many jobs of the batch are in each state; for a batch that has ended, as it was then."""
     if of.ended_at is not None:
         return dict(of.counts)
     rows = Job.objects.using(of._state.db).filter(batch=of.pk).order_by().values_list("state")
@@ -132,16 +131,16 @@ def counts(of: Batch) -> dict[str, int]:
     return dict(rows.annotate(number=Count("*")))
 
 
-#: Those whose callback could not be called: when to try again.
+#: When to try again the batches whose callback could not be called.
 _later: dict[uuid.UUID, float] = {}
 
 
 def close_ended(using: str) -> int:
-    """Close the open batches of which no job may run any more, and call what is to be called; returns how many."""
+    """Close the open batches without a job that may still run, and call their callbacks; returns how many."""
     live = Job.objects.using(using).filter(batch=OuterRef("pk"), state__in=LIVE)
     over = Batch.objects.using(using).filter(~Exists(live), ended_at=None)
     done, now = 0, time.monotonic()
-    # They keep no other batch from its end.
+    # Those that still wait for another try are left out: they must not delay other batches.
     for key in [key for key, at in _later.items() if at <= now]:
         del _later[key]
     for key in list(over.exclude(pk__in=list(_later)).values_list("pk", flat=True)[: conf().BATCH]):
@@ -159,7 +158,7 @@ def close_ended(using: str) -> int:
 def _close(key: uuid.UUID, using: str) -> bool:
     with transaction.atomic(using=using):
         found = databases.free(Batch.objects.using(using).filter(pk=key, ended_at=None)).first()
-        # Race: somebody else closes it, or a job of it was retried since, or called another one.
+        # Race: another worker closes it, or a job of it was retried since, or has called another job.
         if found is None or Job.objects.using(using).filter(batch=key, state__in=LIVE).exists():
             return False
         found.counts = counts(found)
@@ -172,7 +171,7 @@ def _close(key: uuid.UUID, using: str) -> bool:
                 result = signature(decoded(callback), app=current_app._get_current_object()).apply_async()
             called[name] = {"task": callback["task"], "id": str(result.id)}
         ended = {"ended_at": Now(), "counts": found.counts, "called": called}
-        # Once: a batch that a retry opened again ends again.
+        # Called only once: a batch that a retry has opened again ends again.
         Batch.objects.using(using).filter(pk=key).update(**ended, **{name: None})
     total = sum(found.counts.values())
     text = "the batch %s (%s) has ended: %s of %s jobs succeeded"
@@ -188,18 +187,18 @@ def is_open(using: str) -> Exists:
 
 
 def open_again(jobs: QuerySet[Job], using: str) -> None:
-    """Open the batches of jobs that run again. Whoever closes one looks at its jobs, and waits for none."""
+    """Open the batches of jobs that run again. A worker that closes a batch reads its jobs, and waits for no lock."""
     Batch.objects.using(using).filter(pk__in=jobs.filter(batch__isnull=False).values("batch")).update(ended_at=None)
 
 
 def lose(jobs: QuerySet[Job], using: str) -> None:
-    """The jobs are deleted. Nobody can retry what is gone: its batch must not seem to have succeeded."""
+    """The jobs are deleted. Deleted jobs cannot be retried: their batch must not seem to have succeeded."""
     lost = jobs.filter(state__in=UNSUCCESSFUL, batch__isnull=False).values("batch")
     Batch.objects.using(using).filter(pk__in=lost, on_success__isnull=False).update(on_success=None)
 
 
 def disown(using: str) -> None:
-    """The callback of a batch that ends so would be a new job."""
+    """Remove the callbacks: when a copy's jobs are cancelled its batches end, and a callback would be a new job."""
     Batch.objects.using(using).filter(ended_at=None).update(on_success=None, on_failure=None)
 
 

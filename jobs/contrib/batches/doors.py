@@ -22,7 +22,7 @@ class Batches(Extension):
 
     @property
     def inserting(self) -> Callable[[list[Any], str], None]:
-        # Each call comes by here: it is imported once.
+        # Each call uses this: so it is imported only once.
         from jobs.contrib.batches.batch import join
 
         return join

@@ -1,4 +1,4 @@
-"""The batches, and the column of a job that says of which it is."""
+"""The batches, and the column of a job that names its batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jobs.models.fields import Completed, JSONText, uuid7
 
 
 class Batch(Completed):
-    """Many jobs with one name, one bar and one end (``jobs.batch``). How far it is, its jobs' rows say."""
+    """Many jobs with one name, one bar and one end (``jobs.batch``). Its jobs' rows say how far it is."""
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     name = models.CharField(_("name"), max_length=255)
@@ -26,7 +26,7 @@ class Batch(Completed):
     called = models.JSONField(default=dict)
     #: None while a job of it may still run.
     ended_at = models.DateTimeField(_("finished at"), null=True)
-    #: How many jobs were in which state by then.
+    #: How many jobs were in which state at that time.
     counts = models.JSONField(default=dict)
 
     class Meta:
@@ -39,7 +39,7 @@ class Batch(Completed):
         return f"{self.name} ({self.id})"
 
     def adding(self) -> AbstractContextManager[None]:
-        """Let the calls of the block join this batch, until it has ended. A job of it may always do that.
+        """Add the calls of the block to this batch, if it has not ended. A job of the batch may always do that.
 
         Raises:
             ValueError: it has ended.

@@ -31,5 +31,5 @@ def miscounted(search: Search) -> Rows:
             break
     found = search.jobs.filter(batch__in=counted).order_by().values_list("batch", "state").annotate(count=Count("*"))
     wrong = {key for key, state, count in found if count > counted[key].get(state, 0)}
-    # Race: a retry may have opened one again.
+    # Race: a retry may have opened a batch again.
     return [rows.filter(pk__in=wrong)]

@@ -41,7 +41,7 @@ def add_to_chord(app: Celery, chord_id: str, result: Any) -> None:
 
 
 def on_chord_part_return(app: Celery, request: Any, state: str, result: Any, **kwargs: Any) -> None:
-    """A part that is no job has ended, or one that failed."""
+    """Called when a part that is not a job has ended, or when a part has failed."""
     within = outbox.following.get()
     error = repr(result) if state in states.PROPAGATE_STATES else ""
     value = None if error else jsonable(result, "the result")
@@ -63,9 +63,9 @@ def _leaves(header: Any, place: tuple[int, ...] = ()) -> Iterator[tuple[str, lis
 def count(
     app: Celery, body: Mapping[str, Any], chord_id: str, task_id: str, using: str, result: Any = None, error: str = ""
 ) -> bool:
-    """A part has ended: the last one calls the body, or, if any has failed, what is linked to its failure.
+    """Count a part that has ended. The last part calls the body or, if any part has failed, the errbacks of the body.
 
-    A part that failed and was run again by a person counts as what it became, so the body may still be called.
+    A part that failed and was retried by a person counts with its new outcome, so the body may still be called.
     The rows of the part and of the chord are locked until the commit, so two last parts cannot miss each other.
 
     Parameters:
@@ -112,7 +112,7 @@ def _fail(app: Celery, body: Signature, says: str, using: str) -> None:
     try:
         raise ChordError(says)
     except ChordError as exc:
-        # Celery's own takes the traceback of the exception that is being handled.
+        # Celery's method takes the traceback of the exception that is being handled.
         app.backend.chord_error_from_stack(body, exc)
     for last in _ends(body):
         # The body would have been a part of another chord.
@@ -147,7 +147,7 @@ def _nested(rows: Any) -> list[Any]:
 
 
 def prune(using: str) -> None:
-    """Forget chords that have failed, when nobody may run their parts again."""
+    """Delete chords that have failed, when their parts are too old to be retried."""
     if (age := conf().RETENTION_FAILED) is not None:
         over = Chord.objects.using(using).filter(made_at__lt=now_plus(-age), size__lte=F("done") + F("failed"))
         if keys := list(over.values_list("pk", flat=True)[: conf().BATCH]):

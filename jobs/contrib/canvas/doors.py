@@ -21,7 +21,7 @@ class Canvas(Extension):
 
     @property
     def completing(self) -> Callable[[Any], Callable[[], None] | None]:
-        # Each run comes by here: it is imported once.
+        # Each run uses this: so it is imported only once.
         from jobs.contrib.canvas import followups
 
         return followups.of

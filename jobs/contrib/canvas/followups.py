@@ -1,8 +1,8 @@
 """What follows a job: links, the next step of a chain, the body of a chord, a task that replaces it.
 
 Celery sends them after the task has returned: after the commit, so that a kill loses them. Here they are rows of the
-transaction that completes the job. What waits for a failure (errbacks, a chord, the rest of a chain) hears of it by a
-job of its own, ``jobs.ended``, which is written in the transaction that ends the job, whoever ends it.
+transaction that completes the job. What waits for a failure (errbacks, a chord, the rest of a chain) is called by a job
+of its own, ``jobs.ended``, which is written in the transaction that ends the job, in whatever process that is.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from jobs.store.base import owned
 
 
 def of(run: Run) -> Callable[[], None] | None:
-    """What is to be written with the completion of a run; None: nothing more."""
+    """The function that writes what follows, for the completion of a run; None: nothing follows."""
     given = run.request
     follows = given.callbacks or given.chain or given.chord or run.replacement is not None
     return partial(write, run) if follows or "replaced_task_nesting" in run.job.options else None
@@ -74,12 +74,12 @@ def write(run: Run) -> None:
 
 
 def awaited(job: Job, error: Mapping[str, Any]) -> Callable[[], None] | None:
-    """What is to be written with the end of a job without success, if somebody has to be told of it.
+    """The function that writes ``jobs.ended``, for the end of a job without success; None: nothing waits for that.
 
-    These are errbacks, a chord, the rest of its chain. And the result backend, if it is not ours and no body has
-    raised: then the run tells it.
+    Errbacks, a chord and the rest of its chain wait for it. So does the result backend, if it is not ours and no body
+    has raised: if a body has raised, its run tells the backend.
     """
-    # Somebody may have edited the row by hand.
+    # A person may have edited the row by hand.
     options = job.options if isinstance(job.options, dict) else {}
     waits = not {"link_error", "chord", "chain"}.isdisjoint(options)
     is_awaited = waits or (not error["traceback"] and has_results_elsewhere(job.task, options))
@@ -90,7 +90,7 @@ def announce(job: Job, is_called: bool = False) -> None:
     """Add the job that tells of another job's end, in the transaction of that end: no kill can lose it.
 
     Parameters:
-        is_called: it counts as a call of what runs, like all that follows.
+        is_called: it counts as a call by the running job, like all that follows.
     """
     add_own("jobs.ended", [str(job.pk), job.lease], str(job._state.db), job.queue, job, is_called)
 
@@ -101,14 +101,14 @@ def is_untold(using: str) -> Exists:
 
 
 def tell_of(app: Celery, using: str, job_id: str, lease: int) -> None:
-    """Tell those who wait for a job that it has ended, unless somebody runs it again."""
+    """Call what waits for the end of a job, unless the job was retried since."""
     job = Job.objects.using(using).filter(pk=job_id, lease=lease, state__in=ENDED).first()
     if job is not None:
         tell(app, job)
 
 
 def tell(app: Celery, job: Job) -> None:
-    """Tell all who wait for the end of a job, and the result backend: what Celery does after the task."""
+    """Call all that waits for the end of a job, and tell the result backend: what Celery does after the task."""
     task = app.tasks.get(job.task)
     backend = app.backend if task is None else task.backend
     context = request.make(job, task, app, gethostname())
@@ -134,7 +134,7 @@ def tell(app: Celery, job: Job) -> None:
 
 @contextmanager
 def _as_if_in(task: Any, context: Context) -> Iterator[None]:
-    """What is called is called by the task that has ended, as in Celery's tracer."""
+    """Calls in the block count as calls by the task that has ended, as in Celery's tracer."""
     if task is None:
         yield
         return
@@ -156,7 +156,7 @@ def rename(call: Job, using: str) -> None:
 
 
 def has_results_elsewhere(task: str, options: Mapping[str, Any]) -> bool:
-    """Whether results are kept by a backend that does not read the rows, and that of this call as well."""
+    """Whether results are kept by a backend that does not read the rows, and this call does not ignore its result."""
     app = celery_app()
     if app is None or app.conf.result_backend in (None, "", "disabled", "disabled://") or reads_rows(app):
         return False

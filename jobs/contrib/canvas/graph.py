@@ -1,7 +1,7 @@
 """What follows what: the jobs of a chain, a group, a chord, or of a body that called them, as a drawing.
 
-A column is a step, and a box a job. Many alike are one box with their counts. What is not called yet is drawn as the
-row says it: the rest of a chain, the body of a chord.
+A column is a step, and a box is a job; many jobs of a kind are one box with their counts. Jobs that are not called yet
+(the rest of a chain, the body of a chord) are drawn from the rows of the jobs before them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from django.utils.translation import gettext, ngettext
 from jobs.admin import html
 from jobs.models import LIVE, Job, State
 
-#: So many jobs are looked at, and so many boxes drawn; of a caller's jobs of one task more than so many are one box.
+#: At most MOST jobs are read, and MOST boxes drawn. If a caller has more than ALIKE jobs of one task, they are one box.
 MOST, ALIKE = 100, 5
 
 #: The size of a box, and of the space that it has, in pixels; and how long a name in it may be.
@@ -59,7 +59,7 @@ class Box:
 
 
 def is_awaited(job: Job) -> bool:
-    """Whether something is to follow it that is not called yet."""
+    """Whether a job that is not called yet is to follow this one."""
     return isinstance(job.options, dict) and not {"chain", "chord"}.isdisjoint(job.options)
 
 
@@ -123,7 +123,7 @@ def _rest(box: Box, known: Mapping[str, Box]) -> Iterator[Box]:
     options = box.job.options if box.job is not None and isinstance(box.job.options, dict) else {}
     steps = options.get("chain")
     before, waits = box, bool(box.job and box.job.state in LIVE)
-    # The last one is the next.
+    # The list is reversed: its last step is the next one.
     for step in reversed(steps) if isinstance(steps, list) else ():
         if not isinstance(step, dict) or _id(step) in known or (box.job and box.job.state == State.SUCCEEDED):
             return
@@ -142,7 +142,7 @@ def _place(boxes: list[Box]) -> None:
     for _ in boxes:
         before = [box.column for box in boxes]
         for box in boxes:
-            # Somebody may have edited the rows by hand: then they may go round in a circle.
+            # A person may have edited the rows by hand, so that they form a circle.
             box.column = min(len(boxes), max((1 + each.column for each in box.before), default=0))
         if before == [box.column for box in boxes]:
             break

@@ -1,4 +1,4 @@
-"""Who called whom, and when each waited and ran, on the page of a job."""
+"""Which job called which, and when each waited and ran, on the page of a job."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def job_page(request: HttpRequest, view: View) -> dict[str, str]:
 
 
 def _family(job: Job, using: str) -> tuple[Job, dict[Any, list[Job]]]:
-    """The first job of the line of calls (this one, if that is gone), and the first ones that each has called."""
+    """The first job of the line of calls (this one, if that is gone), and the first jobs that each job has called."""
     times = ("made_at", "run_at", "started_at", "finished_at")
     rows = Job.objects.using(using).only("id", "task", "state", "parent_id", "options", "lease", *times)
     first = rows.filter(pk=job.root_id).first() or job
@@ -85,7 +85,7 @@ def _waterfall(own: Job, family: list[tuple[int, Job]]) -> list[dict[str, Any]]:
     for depth, job in family:
         is_begun = job.started_at is not None and job.state not in WAITING
         since, until = (job.started_at if is_begun else None) or now, job.finished_at or now
-        # Of a retried job the last run is drawn, and all before it as waiting.
+        # Of a retried job the last run is drawn, and all time before it as waiting.
         bars, waited = [bar("ready", job.created_at, min(since, until))], max(since - job.created_at, ZERO)
         says = [gettext("waited %(time)s") % {"time": duration(waited.total_seconds())}]
         if is_begun:

@@ -19,5 +19,5 @@ from jobs.contrib.canvas import followups
     retry_backoff_max=600,
 )
 def ended(self: Any, job_id: str, lease: int) -> None:
-    """Tell those who wait for a job that it has ended, unless somebody runs it again."""
+    """Call what waits for the end of a job, unless the job was retried since."""
     followups.tell_of(self.app, self.job._state.db, job_id, lease)

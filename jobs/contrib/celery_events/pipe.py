@@ -1,7 +1,7 @@
 """Celery's task events of jobs, for Flower and ``celery events``.
 
 A process that runs a job has no connection to the broker. It writes the event into a pipe, and the worker's main
-process sends it. If nobody reads, because the broker is away, events are dropped: they are news, and not the truth.
+process sends it. If that does not read, because the broker is away, events are dropped: the rows hold the truth.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ def send_start(run: Run) -> None:
 
 
 def send_outcome(run: Run, runtime: float) -> None:
-    """Say what came of a run."""
+    """Say what the outcome of a run is."""
     key, seen, told = run.request.id, shown(run.job), run.told
     if run.state == states.SUCCESS:
         result = run.result if seen.is_whole else seen.value("result", run.result)
@@ -52,13 +52,13 @@ def send_outcome(run: Run, runtime: float) -> None:
 
 
 def _text(seen: Shown, exc: Any) -> str:
-    # First blanked, then cut: of a value that is cut nobody would know the rest.
+    # First blanked, then cut: a value to blank could not be recognized once it is cut.
     return str(saferepr(exc, 500)) if seen.is_whole else seen.text("error", safe_repr(exc))[:500]
 
 
 def _write(kind: str, fields: dict[str, Any]) -> None:
     line = json.dumps({"type": kind, "timestamp": time.time(), **fields}).encode() + b"\n"
-    # All or nothing, whoever writes beside it.
+    # Up to this size a write is atomic, even if other processes write at the same time.
     if len(line) <= select.PIPE_BUF:
         with contextlib.suppress(BlockingIOError):
             os.write(_writer, line)
@@ -71,7 +71,7 @@ def forward(dispatcher: Any) -> None:
     """In the worker's main process: hand what the processes wrote to Celery's dispatcher."""
     global _rest
     groups = getattr(dispatcher, "groups", None)
-    # Without -E the dispatcher sends heartbeats, and drops what it is told of tasks.
+    # Without -E the dispatcher sends heartbeats, and drops all events of tasks.
     worker_state.wants_events = bool(dispatcher and dispatcher.enabled and (not groups or "task" in groups))
     if not worker_state.wants_events:
         return
@@ -87,14 +87,14 @@ class ForwardStep(bootsteps.StartStopStep):
     """In the worker's main process, as long as it has a connection."""
 
     requires = ("celery.worker.consumer:Connection", "celery.worker.consumer:Events")
-    #: The next look; None: nobody wants events, and nobody looks.
+    #: The timer of the next look; None: no client wants events, so there are no looks.
     next_look: Any = None
 
     @classmethod
     def look(cls, c: Any) -> None:
         cls.next_look = None
         try:
-            # The dispatcher is another one after each connection.
+            # There is a new dispatcher after each connection.
             forward(c.event_dispatcher)
         finally:
             if worker_state.wants_events:
@@ -111,7 +111,7 @@ class ForwardStep(bootsteps.StartStopStep):
 
 
 def enable_events(stock: Any, state: Any, **kwargs: Any) -> Any:
-    """Celery's command, after which there is something to look for."""
+    """Celery's command; after it the looks for events begin."""
     answer = stock(state, **kwargs)
     if ForwardStep.next_look is None:
         ForwardStep.look(state.consumer)

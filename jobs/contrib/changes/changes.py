@@ -1,7 +1,7 @@
 """Cancel, retry, kill, delete and move jobs by their ids, a queryset, or what they have in common.
 
-Each is the operation of the same name of ``manage.py jobs``: at most one transition a job, with who did it and why in
-the job's history. In a transaction of the caller all of it commits, or nothing.
+Each is the operation of the same name of ``manage.py jobs``: at most one transition a job. The job's history says who
+did it, and why. In a transaction of the caller, all changes commit, or none.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NAMES = {"tags": "tag"}
 
 
 class Changed(NamedTuple):
-    """How many jobs it was done to, and of the others why not."""
+    """How many jobs were changed, and for each other job why it was not."""
 
     done: int
     refused: dict[uuid.UUID, str]
@@ -44,8 +44,8 @@ def cancel(which: Any = None, *, by: Any = "", reason: str = "", dry_run: bool =
         dry_run: change nothing, and say what would be done.
         fields: in place of ``which``, what they have in common: ``task=`` (a task, its name, or ``"shop.*"``),
             ``state=`` (one or several), ``queue=``, ``tags=``, ``since=`` and ``until=`` (a moment, an age, or text as
-            for ``manage.py jobs``), and each other option by which that selects. Without ``state=`` those that the
-            operation is meant for.
+            for ``manage.py jobs``), and each other option of that command that selects jobs. Without ``state=``: jobs
+            in the states that the operation is meant for.
 
     Raises:
         TypeError, ValueError: nothing, or something unknown, says which jobs. Nothing was changed.

@@ -152,7 +152,7 @@ def copied(directory: Path) -> Iterator[list[Copy]]:
 
 
 def use(copies: Iterable[Copy]) -> None:
-    """In a child: each alias leads to its copy from now on. What could not be reached stays so."""
+    """In a child: each alias leads to its copy from now on. A database that could not be reached stays unreachable."""
     names = {alias: copy.name for copy in copies for alias in copy.aliases}
     for alias in connections:
         if alias in names:

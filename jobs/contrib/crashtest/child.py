@@ -40,7 +40,7 @@ from jobs.testing.inline import run_jobs
 
 #: Jobs that are put off for longer are not run. Retries and snoozes come before that.
 HORIZON = datetime.timedelta(hours=1)
-#: After so many runs, or seconds, we say that it never ends.
+#: After this many runs, or seconds, we say that the task never ends.
 RUNS, PATIENCE = 100, 60.0
 #: Signals that end a process at once. The process that made the copies has to remove them first.
 ENDS = (signal.SIGTERM, signal.SIGHUP)

@@ -29,7 +29,7 @@ VARIES = "(varies)"
 
 @dataclass(frozen=True)
 class Difference:
-    """One row, or one of its fields, that is not as it is without the fault."""
+    """A row, or one of its fields, that differs from a run without the fault."""
 
     model: str
     #: Empty if the row is new.
@@ -205,7 +205,7 @@ def _without(rows: Sequence[Row], others: Sequence[Row]) -> list[Row]:
 def effects(expected: Outcome, found: Outcome, keys: set[str | None]) -> Iterator[tuple[Operation, int, int]]:
     """Effects that happened too often without a key, or not often enough; how many there should be, and how many are.
 
-    Effects are the same if they have the same line, the same address and the same key, of those that each run has.
+    Effects are the same if they have the same line, address and key. Keys that differ between runs do not count.
     """
     one, other = (_by_place(each.operations, keys) for each in (expected, found))
     for place in {**one, **other}:

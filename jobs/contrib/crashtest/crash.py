@@ -208,7 +208,7 @@ class Examiner:
         return points
 
     def _kill(self, points: Sequence[int]) -> None:
-        """Kill it at the last one of points at all of which the same is left."""
+        """Kill the run at the last of several points at which a kill leaves the same."""
         self.children.restore()
         point = points[-1]
         dying = self.children.do(child.run_all, job=self.job, dies_after=point)
@@ -276,8 +276,8 @@ class Examiner:
 def alike(points: Sequence[int], operations: Sequence[Operation]) -> list[list[int]]:
     """Points that are one: between statements of an open transaction, with nothing else between them.
 
-    Whichever of them was the last, it is rolled back with those before it. It is killed after the last one, because by
-    then the unseen effects between them have happened too.
+    A kill at any of them rolls back all of these statements. The run is killed after the last one, because by then the
+    unseen effects between them have happened too.
     """
     is_open = {each.number for each in operations if each.is_open}
     found: list[list[int]] = []

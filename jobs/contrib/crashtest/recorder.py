@@ -45,7 +45,7 @@ SAFE, REPEATABLE = ("GET", "HEAD", "OPTIONS", "TRACE"), ("PUT", "DELETE")
 #: Statements that only control a transaction. They are no operations.
 _CONTROL = ("BEGIN", "SAVEPOINT", "RELEASE", "ROLLBACK", "COMMIT")
 
-#: Headers by which the receiver recognises a repetition.
+#: Headers that let the receiver recognise a repetition.
 _KEYS = ("message-id", "idempotency-key", "x-idempotency-key")
 
 #: HTTP clients that do not use ``http.client``, and the method with which each sends.
@@ -65,7 +65,7 @@ class Operation:
     #: The line of the task's own code; empty and 0 if no such line called it (for example, the completion).
     file: str = ""
     line: int = 0
-    #: The key of an effect, by which the receiver recognises a repetition; None without one.
+    #: The key of an effect, which lets the receiver recognise a repetition; None: it has no key.
     key: str | None = None
     #: Whether it came to its end. If it raised, or the process was killed before, it did not happen.
     is_done: bool = False

@@ -9,7 +9,7 @@ from django.db import connections
 from jobs.conf.logs import logger
 from jobs.doors import Extension
 
-#: The tasks and databases of which this process has said it.
+#: The tasks and databases that this process has warned of.
 _said: set[tuple[str, str, str]] = set()
 
 TEXT = (

@@ -1,4 +1,4 @@
-"""What the body of a durable task has beside the methods of every task. Each has a form to await."""
+"""The methods that a durable task has for its body, besides those of every task. Each has a form to await."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ def _through_ledger(self: Any, function: Callable[..., Any], args: Any, kwargs: 
 
 
 def _ledger(self: Any, row: Step) -> Any:
-    """The call of this very step: a second one of the name, and one that is made anew, is another call."""
-    # Both are extensions, and durable tasks do without the ledger until one asks for it.
+    """The external call of this step. A second step of the name, and a step that is done again, have another call."""
+    # Both are extensions, and durable tasks do without the ledger until a step asks for it.
     from jobs.contrib.effects.ledger import effect
 
     name, _, number = row.name.partition("#")
@@ -141,8 +141,8 @@ def gather(self: Any, signatures: Sequence[Any], return_exceptions: bool = False
 
     Parameters:
         signatures: calls of transactional tasks: ``[invite.s(friend), ...]``.
-        return_exceptions: what failed has its exception in the list. Else the first one fails the job here, and after
-            ``jobs retry`` of the child and then of this job it goes on.
+        return_exceptions: the list holds the exceptions of children that failed. Else the first failure fails the job
+            here, and after ``jobs retry`` of the child and then of this job it goes on.
     """
     if (history := history_of(self)) is None:
         raise RuntimeError("gather() needs a job: enqueue the task (in a test run_jobs() runs it)")
@@ -150,7 +150,7 @@ def gather(self: Any, signatures: Sequence[Any], return_exceptions: bool = False
 
 
 def version(self: Any, name: str) -> bool:
-    """Whether this job takes the way of a change of the code: not if an earlier run has gone past this point.
+    """Whether this job takes the new way of changed code: not if an earlier run has gone past this point.
 
     ``if self.version("2026-11"): (the new way) else: (the old way)``.
     """
@@ -160,14 +160,14 @@ def version(self: Any, name: str) -> bool:
 async def astep(self: Any, name: str, function: Callable[..., Any] | None = None, *args: Any, **options: Any) -> Any:
     """:meth:`step` for ``async def`` bodies.
 
-    What an ``async def`` function awaits comes before the transaction of the step, which keeps its result: it happens
-    at least once. A plain function is called in that transaction, on a thread.
+    An ``async def`` function is awaited before the transaction of the step, which keeps its result: so it runs at least
+    once. A plain function is called in that transaction, on a thread.
     """
     function = _checked(name, function)
     if not iscoroutinefunction(function) and not options.get("effect"):
         return await on_thread(partial(step, self, name, function, *args, **options))
     if not iscoroutinefunction(function):
-        # No transaction is open, so it may take long. Others need the thread of the run's connection.
+        # No transaction is open, so it may take long. Other runs need the thread of the run's connection.
         function = sync_to_async(function)
     said = {option: options.pop(option, None) for option in ("retries", "effect", "on_cancel")}
     if (history := await on_thread(partial(history_of, self))) is None:
@@ -215,7 +215,7 @@ def _plain(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _noted(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    """A form to await. A run notes those that its body has not awaited yet."""
+    """The form to await of a method. A run notes the calls that its body has not awaited yet."""
 
     @wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -231,7 +231,7 @@ def _noted(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-#: What ``durable=True`` adds to a task: each also in a form to await.
+#: The methods that ``durable=True`` adds to a task, each also in a form to await.
 METHODS: dict[str, Callable[..., Any]] = {
     **{each.__name__: _plain(each) for each in (step, sleep, wait_for, gather, version)},
     "astep": _noted("astep", astep),
@@ -256,7 +256,7 @@ def _moment(time: Any) -> Any:
 
 
 def wrap(run: Any) -> Any:
-    """The function of a durable task: a run that a wait has ended does not go on, whatever the body has caught."""
+    """The function of a durable task: a run that a wait has ended does not go on, even if the body caught that."""
     function = getattr(run, "__func__", run)
     is_bound = not isinstance(run, staticmethod)
 
@@ -270,7 +270,7 @@ def wrap(run: Any) -> Any:
             with _isolated(self) as isolation, _in_time(self):
                 if isolation is None:
                     return _unless_suspended(self, await call(self, *args, **kwargs))
-                # What it asks of the database has the connections of another thread.
+                # Its queries have the connections of another thread.
                 await sync_to_async(isolation.watch_connections)()
                 try:
                     return _unless_suspended(self, await call(self, *args, **kwargs))
@@ -289,7 +289,7 @@ def wrap(run: Any) -> Any:
 
 
 def _unless_suspended(self: Any, result: Any) -> Any:
-    """What a body returned."""
+    """The result of a body, unless a wait has ended the run."""
     if (run := current_run()) is None:
         return result
     if (over := suspended(run)) is not None:
@@ -300,7 +300,7 @@ def _unless_suspended(self: Any, result: Any) -> Any:
         if inspect.getcoroutinestate(made) == inspect.CORO_CREATED:
             tasks = asyncio.all_tasks() if asyncio._get_running_loop() is not None else ()
             if made not in [task.get_coro() for task in tasks]:
-                # Else Python warns as well.
+                # Otherwise Python warns as well.
                 made.close()
             raise TypeError(
                 f"the body did not await self.{name}(), which did nothing: say await self.{name}(...), or await the "
@@ -311,7 +311,7 @@ def _unless_suspended(self: Any, result: Any) -> Any:
 
 @contextmanager
 def _isolated(task: Any) -> Iterator[Any]:
-    """What is in no step happens again at each wake: ``JOBS["ISOLATION"]`` says when that writes."""
+    """Code outside of steps runs again at each wake: ``JOBS["ISOLATION"]`` says when such code writes."""
     isolation, run = sys.modules.get("jobs.contrib.isolation.isolation"), current_run()
     if isolation is None or run is None or run.task.name != task.name:
         yield None

@@ -102,7 +102,7 @@ class Durable(Extension):
     def disown(self, using: str, is_dry: bool) -> Mapping[str, int]:
         from jobs.contrib.durable import signals
 
-        # A job of the copy would take what was told to the original.
+        # A job of the copy would take a signal that was sent to the original.
         found = signals.untaken(using)
         return {"signals": found.count() if is_dry else found.order_by().delete()[0]}
 

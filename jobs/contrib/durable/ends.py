@@ -19,7 +19,7 @@ CANCELLED = ("Cancelled", "Expired", "Killed", "Revoked")
 
 
 def after_child(job: Any) -> None:
-    """After the commit: if it was the last of a durable task's children, that goes on."""
+    """After the commit: let the parent go on, if this was the last child of a durable task."""
     using = str(job._state.db)
     transaction.on_commit(partial(wake_parent, job.batch_id, using), using=using, robust=True)
 
@@ -38,10 +38,10 @@ def of(job: Any, error: Mapping[str, Any]) -> Callable[[], None] | None:
 
     def write() -> None:
         if undo:
-            # With all that it needs: the job may be retried before it runs.
+            # It carries all that it needs: the job may be retried before it runs.
             transitions.add_own("jobs.compensate", [str(job.pk), undo], using, job.queue, job)
         for key in waited:
-            # It may have been woken for a signal that it did not take.
+            # The job may have been woken for a signal that it did not take.
             transaction.on_commit(partial(signals.wake_if_there, key, using), using=using, robust=True)
         if batch_id is not None:
             after_child(job)

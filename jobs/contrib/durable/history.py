@@ -51,15 +51,15 @@ from jobs.store.base import owned
 STEP, SLEEP, WAIT, GATHER, VERSION = Step.Kind
 DONE, FAILED, WAITING = Step.State.DONE, Step.State.FAILED, Step.State.WAITING
 
-#: So many steps a job may have: each run reads them all.
+#: How many steps a job may have: each run reads them all.
 MOST = 10_000
-#: What ``Job.waits_for`` begins with while a job waits for its children: before the id of their batch. While it sleeps,
-#: and until a step is tried again: before the name of the step, for those who look.
+#: What ``Job.waits_for`` begins with: while a job waits for its children, before the id of their batch; while a job
+#: sleeps, and until a step is tried again, before the name of the step, for people who look.
 CHILDREN, SLEEPS, AGAIN = "gather:", "sleep:", "step:"
 #: The lease of a sleep that was cut short by the end of its job: a retry sleeps on.
 INTERRUPTED = 0
 
-#: What a function raises that says what the job is to do, and not what became of the step.
+#: The exceptions of a step's function that say what the job is to do, and not what became of the step.
 _OF_THE_JOB = (Ignore, Reject, Retry, SoftTimeLimitExceeded)
 
 
@@ -82,7 +82,7 @@ def _of(run: Run) -> History | None:
 
 
 def suspended(run: Run) -> Suspended | None:
-    """What this run has ended with already."""
+    """The wait that has ended this run; None: no wait has."""
     return found.suspended if (found := _of(run)) is not None else None
 
 
@@ -97,7 +97,7 @@ def is_in_step(run: Run) -> bool:
 def deadline_of(run: Run) -> datetime.datetime | None:
     """When the job is to be cancelled at the latest. What its call said (``expires=``) was about its start.
 
-    None also in a run that began after it: somebody asked for that by hand. The database's clock decides.
+    None also in a run that began after the deadline: a person asked for that run. The database's clock decides.
     """
     if run.task.deadline is None:
         return None
@@ -124,7 +124,7 @@ class History:
     def __init__(self, run: Run) -> None:
         self.run, self.job, self.using = run, run.job, run.using
         self._rows = {row.name: row for row in steps(run.job.pk, run.using)}
-        #: What earlier runs have written, in this order.
+        #: The keys of the rows that earlier runs have written, in order.
         self._earlier = [row.pk for row in self._rows.values()]
         self._deadline = deadline_of(run)
         self._met: Counter[str] = Counter()
@@ -167,7 +167,7 @@ class History:
         retries: int | None = None,
         on_cancel: dict[str, Any] | None = None,
     ) -> Any:
-        """The same, of what is awaited before the transaction."""
+        """The same, for a function that is awaited before the transaction."""
         row = await on_thread(partial(self._step, name, on_cancel))
         if row.state == DONE:
             return decoded(row.result)
@@ -193,7 +193,7 @@ class History:
 
     def sleep(self, name: str, until: Any) -> None:
         row = self._meet(name, SLEEP)
-        # A run that begins while its job sleeps was asked for by hand: it goes on.
+        # If a run begins while its job sleeps, a person has asked for it: it goes on.
         if row.pk is None or (row.lease == INTERRUPTED and not self._is_over(row)):
             row.until = row.until or until
             raise self._suspend(row, f"sleeps: {row.name}", row.until, SLEEPS + row.name)
@@ -203,16 +203,16 @@ class History:
         if row.state == DONE:
             return decoded(row.result)
         row.key = key
-        # A run that goes on here was probably woken by it.
+        # A run that goes on here was probably woken by the signal.
         if row.pk is not None or signals.is_there(key, self.using):
-            # Race: another job takes it first.
+            # Race: another job takes the signal first.
             with suppress(Gone):
                 return self._commit(row, None)
         if row.pk is None:
             row.until = until
         elif self._is_over(row):
             return self._commit(row, lambda: None)
-        # Race: the signal comes before this is committed, and its sender sees no wait. So it is looked for after that.
+        # Race: the signal comes before this commits, and its sender sees no wait. So we look for it after the commit.
         look = partial(signals.wake_if_there, key, self.using)
         raise self._suspend(row, f"waits for the signal {key}", row.until or NEVER, signals.SIGNAL + key, look)
 
@@ -281,8 +281,8 @@ class History:
         return new
 
     def _is_over(self, row: Any) -> bool:
-        """Whether the time of a wait is over. Its job came due, also where a test moves the time."""
-        # The moment of the job was reckoned a statement before that of the row: on SQLite it is some milliseconds less.
+        """Whether the time of a wait is over. It is if the job came due, even if a test moves the time."""
+        # The time of the job was computed one statement before that of the row: on SQLite it is some milliseconds less.
         if row.until is None:
             return False
         return row.until.timestamp() <= row.now or self.job.run_at >= row.until - datetime.timedelta(seconds=1)
@@ -291,23 +291,23 @@ class History:
         for name, value in {**values, "lease": self.job.lease}.items():
             setattr(row, name, value)
         if row.pk is None or row.kind == STEP:
-            # Of a step, this attempt.
+            # For a step: when this attempt began.
             row.made_at = now_plus(row.began - time.monotonic())
         row.save(using=self.using)
 
     def _commit(self, row: Any, work: Callable[[], Any] | None, state: str = DONE, heeds: bool = True) -> Any:
-        """Do it in one transaction with its row and the fence, and keep what it returns.
+        """Do the work in one transaction with its row and the fence, and keep what it returns.
 
         Parameters:
             work: None: take the signal of the row's key.
-            heeds: it is refused if the job was asked to end. What has happened outside is kept all the same.
+            heeds: refuse it if the job was asked to end. False: it has happened already, and is kept all the same.
         """
         pauses = iter(RERUNS)
         while True:
             try:
                 kept = self._attempt(row, work, state, heeds)
             except Exception as exc:
-                # It met another transaction: the same again may go well. The fence looks whether the job is still ours.
+                # It met another transaction: a second try may succeed. The fence looks whether the job is still ours.
                 if not databases.is_conflict(exc) or (pause := next(pauses, None)) is None:
                     raise
                 time.sleep(random.uniform(0, pause))
@@ -338,7 +338,7 @@ class History:
         except _NotOurs:
             with transaction.atomic(using=self.using):
                 self._hold()
-            # It came in between.
+            # The deadline came in between.
             raise late() from None
         except Exception as exc:
             finish.let_end(exc)
@@ -347,7 +347,7 @@ class History:
                 text = f"the step {row.name!r} is done although {type(exc).__name__} was raised at its commit"
                 log(logging.WARNING, self.job, text, "step_struck", exc_info=exc)
                 if isinstance(exc, SoftTimeLimitExceeded):
-                    # It struck in the commit: the step is done, and the body hears of it.
+                    # The limit struck in the commit: the step is done, and the body gets the exception.
                     raise
                 return found.result
             is_refused = is_sent and isinstance(exc, Error) and finish.is_passing(exc)
@@ -364,7 +364,7 @@ class History:
             self.is_in_step = False
 
     def _end_step(self, row: Any, state: str, heeds: bool, takes: bool) -> None:
-        """The signal, the fence, and the row. Where one statement does it, the COMMIT goes with it."""
+        """Take the signal, check the fence and write the row. If one statement does it, the COMMIT goes with it."""
         is_done = None
         if state == DONE:
             is_done = write_done(self.job, row, time.monotonic() - row.began, heeds, self._deadline, takes)
@@ -379,7 +379,7 @@ class History:
         self._put(row, state=state, error=None, **({"done_at": Now()} if state == DONE else {}))
 
     def _hold(self, heeds: bool = True) -> None:
-        """The fence. From here on nobody takes the job away until the transaction ends."""
+        """The fence. From here on, no other process can take the job away until the transaction ends."""
         asked = Cancellation.objects.using(self.using).filter(pk=OuterRef("pk"))
         found = owned(self.job).annotate(is_asked=Exists(asked), now=Now())
         row = found.select_for_update().values_list("is_asked", "now").first()
@@ -526,14 +526,14 @@ class History:
 
 
 def _end_job(exc: Exception) -> Exception:
-    """No other rule of retries applies: what failed for good fails the job at that step."""
+    """No other retry rule applies: a step that has failed for good fails the job."""
     with suppress(AttributeError):
         exc.ends_job = True  # type: ignore[attr-defined]
     return exc
 
 
 def wake_parent(batch_id: Any, using: str) -> None:
-    """Let a job go on whose children have all ended."""
+    """Let a job go on if all its children have ended."""
     if not Job.objects.using(using).filter(batch=batch_id, state__in=LIVE).exists():
         transitions.wake(f"{CHILDREN}{batch_id}", using)
 
@@ -542,11 +542,11 @@ def run_again(jobs: Any, using: str) -> None:
     """Jobs (a queryset of ended ones) are retried: each goes on at the step that failed."""
     rows = Step.objects.using(using).filter(job__in=jobs.values("pk"))
     others = Step.objects.using(using).filter(job=OuterRef("job"))
-    # What failed before, the body has caught.
+    # Only the last failure: the body has caught those before it.
     failed = rows.filter(~Exists(others.filter(done_at__gt=OuterRef("done_at"))), state=FAILED)
     failed.update(state=WAITING, failures=0, done_at=None)
     rows.filter(~Exists(others.filter(pk__gt=OuterRef("pk"))), kind=SLEEP).update(lease=INTERRUPTED)
-    # These were taken back. An external call that is made again is another one for the ledger.
+    # These steps were taken back. If one makes its external call again, that is another call in the ledger.
     cancelled = jobs.filter(state=State.CANCELLED).values("pk")
     undone = Step.objects.using(using).filter(job__in=cancelled, on_cancel__isnull=False, state=DONE)
     undone.update(state=WAITING, result=None, done_at=None, key=Concat("key", Value("again ")))

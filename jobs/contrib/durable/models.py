@@ -11,7 +11,7 @@ from django.utils.translation import gettext_lazy as _
 
 from jobs.models.fields import Completed, JSONText
 
-#: Nobody has looked after its commit whether somebody waits for a signal.
+#: No process has looked yet, after the signal's commit, whether a job waits for it.
 NOT_LOOKED = 1e12
 
 
@@ -39,7 +39,7 @@ class Step(Completed):
     state = models.CharField(_("state"), max_length=8, choices=State.choices)
     #: The run that wrote it last.
     lease = models.BigIntegerField(_("lease"))
-    #: Of children that are not all done: their ids.
+    #: While not all children are done: their ids.
     result = JSONText(_("result"), null=True)
     error = JSONText(_("error"), null=True)
     #: How many attempts have failed.
@@ -72,7 +72,7 @@ class Signal(Completed):
     key = models.CharField(_("key"), max_length=255)
     payload = JSONText(_("payload"), null=True)
     made_at = models.DateTimeField(_("sent at"), default=Now)
-    #: Until when, in seconds since 1970, the workers look whether somebody waits for it.
+    #: Until when, in seconds since 1970, the workers look whether a job waits for it.
     look_until = models.FloatField(default=NOT_LOOKED)
     #: The job that took it.
     taken_by = models.UUIDField(_("taken by"), null=True)

@@ -2,7 +2,7 @@
 
 A signal is a row of the sender's transaction. The sender looks for waiting jobs after its commit, and a job looks for
 its signal after the commit of its wait: one of the two sees the other. A process may die before it looks. So the
-workers look once more at what came in the last minute.
+workers look again at the signals of the last minute.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from jobs.store import databases
 
 #: What ``Job.waits_for`` begins with while a job waits for a signal: before its key.
 SIGNAL = "signal:"
-#: Seconds for which the workers look again whether somebody waits for a signal.
+#: Seconds for which the workers look again whether a job waits for a signal.
 LOOKED_AFTER = 60.0
 
 
@@ -41,10 +41,10 @@ def check_key(key: Any) -> str:
 
 
 def signal(key: str, payload: Any = True, using: str | None = None) -> None:
-    """After the commit, let the durable task go on that waits for this key (``self.wait_for(key)``).
+    """After the commit, let the durable task that waits for this key (``self.wait_for(key)``) go on.
 
     One wait takes the signal: that of the oldest job. A signal that comes before its wait is kept for it, for
-    ``JOBS["RETENTION_SIGNALS"]``; so is one that nobody waits for.
+    ``JOBS["RETENTION_SIGNALS"]``; so is one that no job waits for.
 
     Parameters:
         key: text, at most 255 characters: ``"approved:42"``.
@@ -68,7 +68,7 @@ async def asignal(key: str, payload: Any = True, using: str | None = None) -> No
 
 
 def send_signal(key: str, payload: Any = True, using: str | None = None) -> None:
-    """:func:`signal` for tests, which says who gets it: ``AssertionError`` if no job waits for the key."""
+    """:func:`signal` for tests: it raises ``AssertionError`` if no job waits for the key."""
     alias = databases.job_alias(using)
     if not store.awaiting(SIGNAL + key, alias).exists():
         others = ", ".join(waited_for(alias)[:20]) or "no job waits for any"
@@ -92,9 +92,9 @@ def _look(key: str, using: str) -> None:
 
 
 def look_again(using: str) -> bool:
-    """Wake who waits for a signal that came in the last minute: its sender, or the waiting run, may not have looked.
+    """Wake the jobs that wait for a signal of the last minute: its sender, or the waiting run, may not have looked.
 
-    False: nobody was woken.
+    False: no job was woken.
     """
     recent = Signal.objects.using(using).filter(taken_by=None, look_until__gt=time.time())
     fresh = list(recent.filter(look_until=NOT_LOOKED).values_list("pk", flat=True)[: conf().BATCH])
@@ -117,7 +117,7 @@ def wake_if_there(key: str, using: str) -> None:
 
 
 def prune(using: str, budget: float) -> int:
-    """Forget signals that nobody took, in ``budget`` seconds. Those that were taken go with the job."""
+    """Delete signals that no job took, in ``budget`` seconds. A signal that was taken is deleted with its job."""
     if (age := conf().RETENTION_SIGNALS) is None:
         return 0
     rows, done, until = Signal.objects.using(using), 0, time.monotonic() + budget
@@ -128,5 +128,5 @@ def prune(using: str, budget: float) -> int:
 
 
 def untaken(using: str) -> QuerySet[Signal]:
-    """The signals that nobody took, by their keys."""
+    """The signals that no job took, in the order of their keys."""
     return Signal.objects.using(using).filter(taken_by=None).order_by("key", "pk")

@@ -1,4 +1,4 @@
-"""The statements of durable tasks. PostgreSQL takes a signal in one, and ends a step together with its COMMIT."""
+"""The SQL of durable tasks. PostgreSQL takes a signal in one statement, and ends a step together with its COMMIT."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from jobs.store import databases
 from jobs.store.postgresql import json_literal
 from jobs.store.sessions import session_of
 
-#: The fence, and that nobody asked the job to end (``History._hold``); then the row. 0 / 0 is an error, and nothing
-#: commits.
+#: Check the fence, and that the job was not asked to end (``History._hold``); then write the row. If a check fails,
+#: 0 / 0 is an error, and nothing commits.
 _DONE = """
 WITH own AS MATERIALIZED (
     SELECT id FROM jobs_job
@@ -36,7 +36,7 @@ ON CONFLICT (job, name) DO UPDATE SET state = 'done', lease = EXCLUDED.lease, re
 """
 _TYPES = "uuid, int, bigint, boolean, text, text, json, text, json, double precision, timestamptz"
 
-#: Race: several jobs wait for signals of one key. Each takes another one, and none waits.
+#: Race: several jobs wait for signals of one key. Each takes a different signal, and none waits for a lock.
 _TAKE = """
 UPDATE jobs_signal SET taken_by = {0} WHERE taken_by IS NULL AND id = (
     SELECT id FROM jobs_signal WHERE key = {7} AND taken_by IS NULL ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED
@@ -124,8 +124,8 @@ def awaiting(what: Any, using: str) -> QuerySet[Job]:
 
 
 def awaiting_any(kind: str, using: str) -> QuerySet[Job]:
-    """The jobs of which ``Job.waits_for`` begins with this, such as ``lock:``, by its index."""
-    # Up to the word that comes next by its last letter: where the database sorts by a language, ":" counts little.
+    """The jobs whose ``Job.waits_for`` begins with this, such as ``lock:``, read along its index."""
+    # The end is this word with its last letter raised: where the database sorts by a language, ":" counts little.
     end = kind[:-2] + chr(ord(kind[-2]) + 1)
     rows = Job.objects.using(using).filter(AWAITING, waits_for__gte=kind, waits_for__lt=end)
     return rows.order_by("waits_for", "id")

@@ -16,7 +16,7 @@ from jobs.models.values import decoded
 
 @task(bind=True, name="jobs.wake", ignore_result=True)
 def wake(self: Any, job_id: str, name: str) -> None:
-    """Let a durable task go on whose children have ended, if the last of them has not done so."""
+    """Let a durable task whose children have ended go on, if the last child has not woken it."""
     using = str(self.job._state.db)
     job = Job.objects.using(using).filter(pk=job_id, state__in=LIVE).first()
     if job is None or not Step.objects.using(using).filter(job=job_id, name=name, state=Step.State.WAITING).exists():

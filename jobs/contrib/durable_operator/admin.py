@@ -31,7 +31,7 @@ from jobs.models import Job
 from jobs.models.values import parsed
 from jobs.operations.selection import DIGITS
 
-#: So many steps a page shows, the last ones; a value of more characters is folded.
+#: How many steps a page shows, the last ones; and the length above which a value is folded.
 LAST, SHORT = 50, 60
 
 #: The looks of a step by its state: a badge, and a bar.
@@ -71,7 +71,7 @@ class SignalAdmin(ReadOnlyAdmin):
         try:
             payload = parsed(text) if text else True
             with transaction.atomic(using=using):
-                # For the log: all that is stored is English. What was sent the list of the signals shows.
+                # For the log: all that is stored is English. The list of the signals shows the payload.
                 said = f"Sent the signal {shown(job).text('key', waited)}"
                 LogEntry.objects.log_actions(user, [job], CHANGE, change_message=said, single_object=True)
                 signal(waited, payload, using)
@@ -93,7 +93,7 @@ def job_page(request: HttpRequest, view: View) -> dict[str, str]:
     if waited is not None and may(request, "send_signal") and may(request, "view_signal"):
         form = {"key": view.seen.text("key", waited), "url": url_of("signal_send", view.job.pk)}
         found["above"] = template_of("send.html", __file__).render(form, request)
-    # Of a task that is not known here nobody knows.
+    # A task that is not known here may be durable.
     if getattr(view.task, "durable", True) and (steps := rows_of.steps(view.job, LAST + 1)):
         words = {"steps": _drawn(steps[-LAST:], view), "job": view.job, "is_cut": len(steps) > LAST}
         found["history"] = template_of("steps.html", __file__).render(words, request)
@@ -110,7 +110,7 @@ def _drawn(steps: list[dict[str, Any]], view: View) -> list[dict[str, Any]]:
         each["x"] = round(min(x, 99.0), 2)
         each["width"] = round(max(1.0, (end - each["begun_at"]).total_seconds() / whole * 100), 2)
         each["look"] = look = LOOKS[each["state"]]
-        # What waits is no work, also when it is over.
+        # A wait is no work, even when it is over.
         each["bar"] = "scheduled" if each["kind"] in ("sleep", "wait") and look != "failed" else look
         label = _("over") if each["state"] == rows_of.OVER else Step.State(each["state"]).label
         each["badge"] = html.badge(f"job-{look}", label)

@@ -26,7 +26,7 @@ from jobs.models.values import as_uuid
 
 _KIND, _STATE = Step.Kind, Step.State
 
-#: The state of a wait that the table still calls waiting, and whose job has gone on.
+#: The state of a wait whose job has gone on, although its row still says waiting.
 OVER = "over"
 
 
@@ -158,7 +158,7 @@ def reasons(view: View) -> Iterator[Reason]:
 
 # All that wait, for metrics
 
-_PATTERNS = 20  #: So many patterns of keys are told apart; what others there are is "*".
+_PATTERNS = 20  #: At most this many patterns of keys are told apart; all others are "*".
 
 
 def metrics() -> Iterator[tuple[str, str, list[str], Any]]:
@@ -197,7 +197,7 @@ def suspended() -> dict[tuple[str, str], tuple[int, float]]:
 
 
 def veil(rows: Iterable[Any]) -> None:
-    """Take what nobody may see out of signals that are shown, and never saved."""
+    """Redact signals that are shown. They must not be saved after this."""
     found = list(rows)
     takers: dict[Any, Job] = {}
     if conf().REDACT is not None and found:
@@ -208,6 +208,6 @@ def veil(rows: Iterable[Any]) -> None:
         if conf().REDACT is None or row.taken_by in takers:
             row.payload = seen.value("payload", row.payload)
         elif row.payload is not None:
-            # Nobody knows yet whose it is.
+            # The task whose rules redact it is not known yet.
             row.payload = BLANK
         row.key = seen.text("key", row.key)

@@ -1,4 +1,4 @@
-"""What ``verify`` asks about durable tasks: whoever can go on does so."""
+"""What ``verify`` asks about durable tasks: each one that can go on does so."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WAIT, WAITING = Step.Kind.WAIT, Step.State.WAITING
 def with_a_signal(search: Search) -> Rows:
     key = Substr(OuterRef("waits_for"), len(SIGNAL) + 1)
     there = Signal.objects.using(search.using).filter(key=key, taken_by=None, made_at__lte=search.since)
-    # One that was woken for it takes it when it runs.
+    # A job that was woken for the signal takes it when it runs.
     awake = search.jobs.filter(pk=OuterRef("job"), state__in=(State.READY, State.RUNNING))
     others = Step.objects.using(search.using).filter(Exists(awake), key=key, kind=WAIT, state=WAITING)
     waits = awaiting_any(SIGNAL, search.using).filter(started_at__lte=search.since)
@@ -35,7 +35,7 @@ def with_ended_children(search: Search) -> Rows:
     batches = {key: as_uuid(str(waits_for).removeprefix(CHILDREN)) for key, waits_for in rows[:MOST]}
     if not batches:
         return []
-    # Those whose jobs run, or ended just now, or are about to be told of by a job of their batch.
+    # No fault: children run, or ended just now, or a job ``jobs.wake`` is about to wake the parent.
     told = search.jobs.filter(task="jobs.wake", state__in=LIVE).values_list("args", flat=True)[:MOST]
     woken = {as_uuid(args[0]) for args in told if args}
     children = search.jobs.filter(batch__in=[*batches.values()])

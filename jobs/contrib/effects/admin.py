@@ -1,4 +1,4 @@
-"""The external calls, of which only a person can say whether some happened."""
+"""The external calls. Only a person can say whether some of them happened."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""``manage.py jobs effects``: the external calls of which nobody knows whether they happened."""
+"""``manage.py jobs effects``: the external calls that may or may not have happened."""
 
 from argparse import Namespace
 from collections.abc import Iterable

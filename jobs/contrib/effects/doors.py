@@ -15,13 +15,13 @@ class Effects(Extension):
     """Options of a task that come on top:
 
     on_ambiguous (``"retry"``, ``"park"`` or a callable, default ``"retry"``):
-        What becomes of an external call of which nobody knows whether it happened: see :func:`jobs.effect`.
+        What becomes of an external call that may or may not have happened: see :func:`jobs.effect`.
     """
 
     options = {"on_ambiguous": (POLICY, (object,))}
 
     def declared(self, task: Any) -> None:
-        # Celery has made an attribute of it: a callable would be a method, which takes the task first.
+        # Celery has made it an attribute of the class: a callable would be a method, and get the task first.
         policy = inspect.getattr_static(task, "on_ambiguous", "retry")
         policy = getattr(policy, "__func__", policy)
         if not callable(policy) and policy not in ("retry", "park"):

@@ -1,7 +1,7 @@
-"""External calls as a ledger: that a call was begun is committed before it, what was answered after it.
+"""A ledger of external calls: the row of a call is committed before it, and the answer after it.
 
-A crash between the two commits leaves a call of which nobody knows whether it happened; the row says so. After Brandur
-Leach, "Implementing Stripe-like idempotency keys in Postgres", on foreign state mutations.
+After a crash between the two commits it is unknown whether the call happened; the row says so. After Brandur Leach,
+"Implementing Stripe-like idempotency keys in Postgres", on foreign state mutations.
 """
 
 from __future__ import annotations
@@ -100,15 +100,15 @@ class Block:
 
     async def __aexit__(self, *raised: Any) -> None:
         create = partial(asyncio.get_running_loop().create_task, context=copy_context())
-        # In a context of no run: it is no part of the body, whose parts are cancelled when the body ends.
+        # In a context without a run: this is no part of the body, whose tasks are cancelled when the body ends.
         writes = Context().run(create, on_thread(partial(self.__exit__, *raised)))
         run = self._call._run
         run.writes = run.writes or set()
         run.writes.add(writes)
         writes.add_done_callback(run.writes.discard)
         struck: BaseException | None = None
-        # Race: a limit strikes, somebody cancels the job, or another part of the body fails, before the thread comes to
-        # this. The call has happened.
+        # Race: before the thread comes to this, a limit strikes, a person cancels the job, or another part of the body
+        # fails. The call has happened.
         while not writes.done():
             try:
                 await asyncio.wait([writes])
@@ -148,7 +148,7 @@ class Call:
         """The call happened, and this is what the provider said. Committed at once, or after the block's transaction.
 
         Raises:
-            TypeError, ValueError: the answer is not JSON. The call is parked until somebody gives its answer.
+            TypeError, ValueError: the answer is not JSON. The call is parked until a person gives its answer.
             LostLease: the job was given to another run, which decides for itself; nothing was written.
         """
         try:
@@ -165,8 +165,8 @@ class Call:
         self.done, self.answer = True, decoded(kept)
 
     def not_sent(self) -> None:
-        """Nothing happened, for sure: nobody was reached, or the block decided against it. Raises ``LostLease``."""
-        # An earlier one stays to be cleared up.
+        """The call did not happen, for sure: the provider was not reached, or not called. Raises ``LostLease``."""
+        # An earlier call still has to be cleared up.
         self._settle("not_sent()", **({"calls": self._calls - 1} if self._calls > 1 else {}))
 
     def _settle(self, said: str, **values: Any) -> None:
@@ -180,7 +180,7 @@ class Call:
             self._write()
 
     def _begin(self) -> None:
-        """Take the row, and commit that: from here on everybody knows that the call may have happened."""
+        """Take the row, and commit that: from here on every process knows that the call may have happened."""
         using = self._run.using
         if databases.in_transaction(using) or not (databases.in_test(using) or connections[using].get_autocommit()):
             raise TransactionManagementError(
@@ -213,7 +213,7 @@ class Call:
             self._fenced({"calls": 1})
 
     def _take(self, policy: Any) -> bool:
-        """Whether somebody began the call, and nobody knows what became of it.
+        """Whether an earlier block began the call, and it is unknown what became of it.
 
         Race: two jobs meet here. The row is locked, so the second one sees what the first has made of it.
         """
@@ -272,7 +272,7 @@ class Call:
     def _fenced(self, values: dict[str, Any]) -> bool:
         """Change the row, or without values delete it. It may be done twice: the answer of a COMMIT can get lost.
 
-        Race: this run may be a zombie; its answer belongs to nobody, and the run that owns the job decides.
+        Race: this run may be a zombie. Then its answer is dropped, and the run that owns the job decides.
         """
         with transaction.atomic(using=self._run.using):
             rows = Effect.objects.using(self._run.using).filter(pk=self._row.pk)

@@ -17,10 +17,10 @@ class Effect(Completed):
     """An external call: it was begun, and what the provider answered (``ledger.py``)."""
 
     class State(models.TextChoices):
-        #: Committed before the call. If its run is gone, nobody knows whether the call happened.
+        #: Committed before the call. If its run is gone, it is unknown whether the call happened.
         SENDING = "sending", _("sending")
         SENT = "sent", _("sent")
-        #: A person has to decide: nobody knows whether it happened, or its answer could not be kept.
+        #: A person has to decide: it is unknown whether it happened, or its answer could not be kept.
         PARKED = "parked", _("parked")
 
     id = models.BigAutoField(primary_key=True)
@@ -30,7 +30,7 @@ class Effect(Completed):
     #: The job that called last, and under which lease.
     job = models.UUIDField(_("job"))
     lease = models.BigIntegerField(_("lease"))
-    #: How many calls were begun of which nobody can say that they did not happen.
+    #: How many calls were begun and may have happened.
     calls = models.PositiveIntegerField(_("calls"), default=1)
     answer = models.JSONField(_("answer"), null=True)
     created_at = models.DateTimeField(_("created at"), default=Now)

@@ -40,7 +40,7 @@ def metrics() -> Iterator[tuple[str, str, list[str], Any]]:
 
 
 def problems(_found: dict[str, Any]) -> Iterator[Problem]:
-    """The calls of which a person has to say what happened, by their names; the run of a live job decides by itself."""
+    """The calls about which a person has to say what happened, by name. A live job is left out: its run decides."""
     number, since = Counter[str](), dict[str, float]()
     for alias in conf().DATABASES:
         live = Job.objects.using(alias).filter(pk=OuterRef("job"), state__in=LIVE)

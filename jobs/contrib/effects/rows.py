@@ -26,7 +26,7 @@ def with_makers(rows: QuerySet[Effect]) -> QuerySet[Effect]:
 
 
 def status(row: Any) -> str:
-    """``sending`` (somebody makes the call), ``ambiguous``, ``parked`` or ``sent``."""
+    """``sending`` (a run makes the call), ``ambiguous``, ``parked`` or ``sent``."""
     return "ambiguous" if row.state == Effect.State.SENDING and not row.is_made else str(row.state)
 
 
@@ -38,7 +38,7 @@ def unsettled(using: str) -> QuerySet[Effect]:
 
 
 def answer_of(effect: Effect, answer: Any) -> Any:
-    """What a provider answered, or a person says that it did, to an external call."""
+    """The answer to an external call, as people may see it: from the provider, or from a person."""
     if answer is None or conf().REDACT is None:
         return answer
     job = Job.objects.using(effect._state.db).filter(pk=effect.job).first()
@@ -60,7 +60,7 @@ _walks: dict[str, tuple[int, float]] = {}
 
 
 def prune(using: str, budget: float) -> int:
-    """Forget answered calls that are old, and whose job is gone; how many. Calls that have to stay are passed over."""
+    """Delete answered calls that are old, and whose job is gone; returns how many. It skips calls that stay."""
     deadline, done = time.monotonic() + budget, 0
     while (retention := conf().RETENTION_EFFECTS) is not None and (some := _next_old(using)):
         gone = ~Exists(Job.objects.using(using).filter(pk=OuterRef("job")))
@@ -77,7 +77,7 @@ def prune(using: str, budget: float) -> int:
 
 
 def _next_old(using: str) -> list[int]:
-    """The next rows that are old, by their keys, which go with time; none at the end, until it is time for a walk."""
+    """The keys of the next old rows, in the order of time; none at the end, until it is time for the next walk."""
     now = time.monotonic()
     place, began = _walks.get(using, (0, now))
     over = ExpressionWrapper(Q(created_at__lt=now_plus(-(conf().RETENTION_EFFECTS or 0))), BooleanField())

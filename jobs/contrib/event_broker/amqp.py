@@ -1,8 +1,8 @@
 """RabbitMQ between services: its exchange and queues, and a thread's connection to it.
 
 Each event goes to the exchange under its name. Each service reads one queue, bound to the names that its handlers want.
-What is for one service alone goes to a second exchange, under both names, and its queue is bound to them there. So the
-broker's permissions decide who may read what, also of what is sent again.
+A message for one service alone goes to a second exchange, under both names, to which the service's queue is bound. So
+the broker's permissions decide who may read what, even if it is sent again.
 """
 
 import random
@@ -36,8 +36,8 @@ HELLO, POSITION, RESEND, GONE = CONTROL = [f"{EXCHANGE}.{name}" for name in ("he
 #: published; between two attempts, about.
 HEARTBEAT, CONNECT, ANSWER, CONFIRM, PAUSE = 20, 3.0, 5.0, 30.0, 1.0
 
-#: The header of an event that a service gets once more because it misses it. Without it, an event that comes to one
-#: service alone is a replay.
+#: The header of an event that is sent again to a service that misses it. An event for one service alone that does not
+#: have this header is a replay.
 RESENT = "jobs-resent"
 
 ERRORS = (OSError, AMQPError, OperationalError)
@@ -49,8 +49,8 @@ def queue_of(service: str) -> str:
 
 
 def direct_key(service: str, name: str) -> str:
-    """The routing key of what is for one service alone; ``name`` may be a pattern, to which it binds its queue."""
-    # In one word, or ``a.#`` would be what ``a.b`` gets as well.
+    """The routing key of a message for one service alone; ``name`` may be a pattern, to bind the service's queue."""
+    # The service is one word. Otherwise ``a.#`` would also fit messages for the service ``a.b``.
     return f"{service.replace('.', ':')}.{name}"
 
 
@@ -92,7 +92,7 @@ class Link:
         raise NotImplementedError
 
     def run(self, stopping: threading.Event) -> None:
-        """The same, and begin again after each error of the broker or the database."""
+        """Work until the event is set; begin again after each error of the broker or the database."""
         while not stopping.is_set():
             try:
                 self.work(stopping)
@@ -108,7 +108,7 @@ class Link:
             stopping.wait(PAUSE * random.uniform(0.5, 1.5))
 
     def open(self) -> None:
-        """Connect, unless it is."""
+        """Connect, unless it is connected."""
         if self.connection is not None:
             return
         options = {"read_timeout": ANSWER, "write_timeout": ANSWER}
@@ -127,7 +127,7 @@ class Link:
         self._last, self.unconfirmed, self.refused, self.returned = 0, set(), set(), 0
 
     def hang_up(self) -> None:
-        """Close once the broker has read all. With unread messages it would end in a reset, which loses that."""
+        """Close after the broker has read all. With unread messages, a plain close is a reset, which loses our data."""
         self.connection.send_method(spec.Connection.Close, "BsBB", (0, "", 0, 0))
         sock = self.connection.sock
         sock.shutdown(socket.SHUT_WR)
@@ -150,7 +150,7 @@ class Link:
     def publish(
         self, body: bytes, properties: Mapping[str, Any], key: str, exchange: str = EXCHANGE, returns: bool = False
     ) -> int:
-        """Returns the number by which the broker confirms it. ``returns``: it comes back if no queue is bound to it."""
+        """Returns the number with which the broker confirms it. ``returns``: it comes back if no queue is bound."""
         rest = dict(properties)
         message = Message(body, application_headers=rest.pop("headers"), **rest)
         self._last += 1
@@ -166,7 +166,7 @@ class Link:
         self.publish(body, properties, direct_key(to, message.name), DIRECT, returns)
 
     def say(self, what: str, source: str, data: dict[str, Any], key: str, to: str | None = None) -> None:
-        """Say something that is no event: to all services that read ``key``, or to one of them."""
+        """Send a control message: to all services that read ``key``, or to one of them."""
         body, properties = wire.encode(wire.Message(id=str(uuid7()), source=source, name=what, data=data))
         self.publish(body, properties, *((key,) if to is None else (direct_key(to, key), DIRECT)))
 
@@ -206,7 +206,7 @@ class Link:
 
 
 class ControlLink(Link):
-    """Says what is no event, over a connection of its own. What gets lost is said again later.
+    """Sends control messages over a connection of its own. Lost messages are sent again later.
 
     A consumer must not publish on its own connection: while RabbitMQ is short of memory or disk it reads nothing from
     connections that have published, and so would not see the consumer's acknowledgements.
@@ -218,7 +218,7 @@ class ControlLink(Link):
             super().say(*said, **to)
 
     def send_again(self, to: str, messages: Iterable[wire.Message]) -> int:
-        """Publish events to one service alone; returns how many. It asks again for those that get lost."""
+        """Publish events to one service alone; returns how many. The service asks again for those that get lost."""
         count = 0
         with self._trying():
             self.open()

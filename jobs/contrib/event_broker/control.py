@@ -27,7 +27,7 @@ def resend(source: str, name: str, first: int, last: int, service: str, since: d
 
 
 def gone(name: str, number: int, is_lost: bool) -> None:
-    """I have nothing up to this number for you. (Lost: I had.)"""
+    """I have nothing up to this number for you. (Lost: I had it once.)"""
 
 
 _SAYS: tuple[Callable[..., None], ...] = (hello, position, resend, gone)
@@ -43,7 +43,7 @@ def _is_number(value: int) -> bool:
     return 0 <= value < wire.NUMBERS
 
 
-#: Of each field what it may be, beside its type.
+#: What each field may be, besides its type.
 _BOUNDS: dict[str, Callable[[Any], bool]] = {
     "service": is_service,
     "source": lambda value: len(value) <= wire.LONGEST and is_service(amqp.origin_of(value)[0]),

@@ -32,7 +32,7 @@ class EventBroker(Extension):
         from jobs.conf import conf
 
         if told is None and conf().EVENT_BROKER is not None:
-            # It may be the end, for which the publisher need not wait.
+            # The worker may be about to end: the publisher must not wait until its next look.
             from jobs.contrib.event_broker.publisher import numbered
 
             numbered.set()

@@ -43,8 +43,8 @@ class Delivery:
 def store(app: Any, using: str, deliveries: Sequence[Delivery]) -> list[wire.Message]:
     """Write the events among the messages, each once, and hand on those whose turn it is, in one transaction.
 
-    A message that is no event becomes a row that says why. Returns what other services say beside their events, with
-    the values that they may have.
+    A message that is no event becomes a row that says why. Returns the control messages of other services, whose values
+    were checked.
     """
     said: list[wire.Message] = []
     events: dict[uuid.UUID, Event] = {}
@@ -79,19 +79,19 @@ def store(app: Any, using: str, deliveries: Sequence[Delivery]) -> list[wire.Mes
 
 
 def is_outage(exc: Exception, using: str) -> bool:
-    """Whether the database failed, and not a message."""
+    """Whether the database failed, and no message is to blame."""
     is_failure = isinstance(exc, OperationalError | InterfaceError | ProgrammingError)
     return databases.is_lost(exc, using) or (is_failure and not databases.is_refusal(exc))
 
 
 def put_aside(app: Any, using: str, why: Exception, delivery: Delivery | None = None) -> None:
-    """Keep a message that is no event. None: not even its protocol can be read."""
+    """Keep a message that is no event. ``delivery=None``: not even its protocol can be read."""
     event = _no_event(delivery or Delivery(b"", {"message_id": str(uuid.uuid4())}), why)
     _store(app, using, {event.uuid: event}, {})
 
 
 def go_on(app: Any, using: str, source: str, name: str, number: int = 0) -> None:
-    """Hand on what is parked and whose turn it is, when nothing up to ``number`` will come."""
+    """Hand on parked events whose turn it is, if no event up to ``number`` will come any more."""
     while True:
         with transaction.atomic(using=using):
             locked = relay.lock(using)
@@ -102,7 +102,7 @@ def go_on(app: Any, using: str, source: str, name: str, number: int = 0) -> None
 
 
 def _check_key(delivery: Delivery, message: wire.Message) -> None:
-    """Refuse what names another event than the broker let its sender publish."""
+    """Refuse a message that names another event than the one that the broker let its sender publish."""
     name = message.data["name"] if message.name in (amqp.POSITION, amqp.GONE) else message.name
     key = amqp.direct_key(service(), name) if delivery.exchange == amqp.DIRECT else name
     if delivery.routing_key != key:
@@ -144,7 +144,7 @@ def _no_event(delivery: Delivery, why: Exception) -> Event:
         # The same message, delivered again, is the same row.
         uuid=uuid.uuid5(uuid.NAMESPACE_OID, key.encode(errors="replace").decode()),
         name=_clean(delivery.routing_key, NAME) or "?",
-        # No handler takes this version, nor does a replay.
+        # No handler and no replay takes this version.
         version=0,
         source=_clean(str(delivery.properties.get("app_id") or "?"), NAME),
         data={"body": _clean(body, KEPT)},
@@ -163,7 +163,7 @@ def _store(app: Any, using: str, events: dict[uuid.UUID, Event], replays: Mappin
         rows = databases.each(Event.objects.filter(uuid__in=events))
         known = {key for part in rows for key in part.values_list("uuid", flat=True)}
         new = [event for key, event in events.items() if key not in known]
-        # Race: a new handler is written under the same lock. A replay knows by the times that it had what came later.
+        # Race: a new handler is written under the same lock. From the times, a replay sees which events it had.
         # A value, and not Now(): Django compiles an expression for each row.
         now = databases.clock(using)
         for event in new:
@@ -193,7 +193,7 @@ def _by_name(events: Iterable[Event]) -> dict[tuple[str, str], list[Event]]:
 
 
 def _next(using: str, new: Sequence[Event]) -> list[Event]:
-    """Those whose turn it is, in the usual case, in few statements: nothing of their name is missing or parked."""
+    """The events whose turn it is, in few statements, in the usual case: nothing of their name is missing or parked."""
     found = [event for event in new if event.number is None and event.relayed_at is None]
     for (source, name), some in _by_name(new).items():
         numbers = [event.number for event in some]
@@ -201,7 +201,7 @@ def _next(using: str, new: Sequence[Event]) -> list[Event]:
         taken, fresh = set(rows.values_list("number", flat=True)), []
         for event in some:
             if event.number in taken:
-                # A source that lost its database counts anew, with numbers that others have here.
+                # A source that lost its database counts anew, with numbers that other events have here.
                 event.number = None
                 found.append(event)
             else:
@@ -219,7 +219,7 @@ def _next(using: str, new: Sequence[Event]) -> list[Event]:
 
 
 def _in_turn(using: str, new: Sequence[Event]) -> list[tuple[int, Event]]:
-    """Those whose turn it is, and those that were parked until now, each with the id of the last that it waited for."""
+    """The events whose turn it is, new or parked until now, each with the id of the last event that it waited for."""
     found = []
     for (source, name), some in _by_name(new).items():
         before, ready = _turn(using, source, name)
@@ -263,7 +263,7 @@ def _turn(using: str, source: str, name: str, missing: int = 0) -> tuple[int, li
 
 
 def _hand_on(app: Any, using: str, locked: Relay, events: Sequence[Event]) -> None:
-    """Make the jobs, and note of each event that it was handed on, or why nobody handles it."""
+    """Make the jobs, and note for each event that it was handed on, or why no handler handles it."""
     if not events:
         return
     found = relay.make_jobs(app, using, locked, events)

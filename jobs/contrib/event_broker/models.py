@@ -12,13 +12,13 @@ extensions.need(__package__)
 
 
 class Position(models.Model):
-    """How far a service's events of a name are: the last number that was given, or of another service, handed on."""
+    """How far a service's events of a name are: the last number given here, or for another service, handed on."""
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     source = models.CharField(max_length=255)
     name = models.CharField(max_length=255)
     number = models.BigIntegerField(default=0)
-    #: Of another service: since when a number is missing; None: none is.
+    #: For another service: since when a number is missing; None: no number is.
     gap_since = models.DateTimeField(null=True)
 
     class Meta:

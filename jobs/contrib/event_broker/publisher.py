@@ -1,7 +1,7 @@
 """Publish the events of this service to the broker, in their order, and say how far they are.
 
-One worker does it at a time: ``Relay.node`` names it for as long as it lives. If it dies between the publishing of an
-event and the note of it, the next one publishes it again; services know it by its id.
+One worker does it at a time: ``Relay.node`` names it for as long as it lives. If it dies after it has published an
+event and before it has noted that, the next worker publishes the event again; services recognize it by its id.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CHUNK = 200
 #: Seconds until the position of a name is told again, at first and at most; each pause is twice the one before.
 TELL, TELL_RARELY = 2.0, 600.0
 
-#: Seconds until the events of a name are published again that a full queue refused.
+#: Seconds until the events of a name that a full queue refused are published again.
 FULL = 5.0
 
 #: Events were given their numbers.
@@ -72,19 +72,19 @@ def may_send(using: str) -> bool:
 
 
 def _unsent(using: str, source: Any, name: Any) -> QuerySet[Event]:
-    """The events of a name that are not published, in their order, by an index that holds no others."""
+    """The events of a name that are not published, in their order, along an index of such events alone."""
     return Event.objects.using(using).filter(UNSENT, source=source, name=name).order_by("sent_at", "number")
 
 
 def _positions(using: str, has_unsent: bool) -> QuerySet[Position]:
-    """The names of which some events are not published, or the others: one step through that index for each."""
+    """The names that have unpublished events, or those that have none: one step through that index for each name."""
     # A subquery with a limit cannot become a join, for which the database might read all that waits.
     first = Subquery(_unsent(using, OuterRef("source"), OuterRef("name")).values("number")[:1])
     return Position.objects.using(using).annotate(first=first).filter(first__isnull=not has_unsent)
 
 
 def positions(using: str) -> list[tuple[str, str, int]]:
-    """The source, name and last number of each name of which the broker has all events that were told here."""
+    """The source, name and last number of each name, if the broker has all its events that were told here."""
     events = Event.objects.using(using)
     last = events.filter(source=OuterRef("source"), name=OuterRef("name"), number=OuterRef("number"))
     rows = _positions(using, False).filter(Exists(last.filter(received_at=None, sent_at__isnull=False)))
@@ -98,7 +98,7 @@ class Publisher(amqp.Link):
         super().__init__()
         #: For each source and name: the number that was told last, when it is told again, and the pause after that.
         self._told: dict[tuple[str, str], tuple[int, float, float]] = {}
-        #: For each database and name of which a queue refused events: when they are published again.
+        #: For each database and name whose events a queue refused: when they are published again.
         self._full_until: dict[tuple[str, str], float] = {}
 
     def work(self, stopping: threading.Event) -> None:
@@ -154,7 +154,7 @@ class Publisher(amqp.Link):
         full = [name for (alias, name), at in self._full_until.items() if alias == using and at > now]
         if not full:
             return list(Event.objects.using(using).filter(UNSENT).order_by("id")[:CHUNK])
-        # Name by name: of the full ones there may be many, and they are not read.
+        # Name by name: names whose queue is full may have many events, and they are not read.
         found: list[Event] = []
         some = list(_positions(using, True).exclude(name__in=full))
         for position in some:
@@ -173,7 +173,7 @@ class Publisher(amqp.Link):
         Event.objects.using(using).filter(pk__in=[row.pk for row in refused]).update(was_refused=True)
 
     def _tell(self, using: str, stopping: threading.Event) -> None:
-        """Say how far each name is, so that who is behind hears of it: at once, and then ever more rarely."""
+        """Say how far each name is, so that a service that is behind learns it: at once, and then ever more rarely."""
         self.open()
         with turn():
             told = positions(using)

@@ -45,7 +45,7 @@ GATHER, QUIET = 0.05, 0.005
 LOOK, RENEW = 1.0, 30.0
 
 #: Seconds: for which later events may overtake an event before it is asked for; between two questions; until the later
-#: ones are handed on without it, if nobody answers.
+#: events are handed on without it, if its source does not answer.
 OVERTAKEN, AGAIN, PATIENCE = 2.0, 5.0, 60.0
 
 #: Events that answer one question, at the most.
@@ -159,7 +159,7 @@ class Receiver(amqp.Link):
 
     @turn()
     def take(self, deliveries: Sequence[inbox.Delivery]) -> None:
-        """Write and hear what came, or raise what says that the database is away."""
+        """Write the events that came, and act on the control messages; raise if the database is away."""
         for said in inbox.store(self._app, databases.home(), deliveries):
             try:
                 self._gaps.hear(said)
@@ -183,14 +183,14 @@ class Question:
 
 
 class Gaps:
-    """Asks for what this service misses, in its consumer's thread, and sends others again what they miss."""
+    """Asks for events that this service misses, in its consumer's thread, and sends other services those they miss."""
 
     def __init__(self, app: Celery, using: str, control: amqp.ControlLink) -> None:
         self._app, self._using, self._control = app, using, control
         #: For each source and name the number that the source has told, while we are behind it.
         self._told: dict[tuple[str, str], int] = {}
         self._questions: dict[tuple[str, str], Question] = {}
-        #: The questions of others that were answered lately, and when: who asked for what, from which number.
+        #: When questions of other services were answered lately: by service, source, name and first number.
         self._answered: dict[tuple[str, str, str, int], float] = {}
 
     def hear(self, message: Message) -> None:
@@ -204,10 +204,10 @@ class Gaps:
             # No other service may say where our own numbers are.
             return
         elif message.name == amqp.POSITION:
-            # Another sender may have said what was said before.
+            # It replaces the number from before, which another sender may have made up.
             self._told[source, says["name"]] = says["number"]
         elif question := self._questions.get((source, says["name"])):
-            # Only of what was asked for.
+            # Only for numbers that were asked for.
             why = f"{source} has them no longer" if says["is_lost"] else ""
             self._skip(source, says["name"], min(says["number"], question.last), why)
 
@@ -247,8 +247,8 @@ class Gaps:
             return
         question = self._questions.get(key)
         if question is None or question.number != row.number:
-            # Up to the number that the source has told, and before its first event that came here, nothing can be on
-            # its way any more; nor after the last that was asked for. What was asked for is, as long as some comes.
+            # Ask at once if nothing can be on its way: up to the number that the source has told, before its first
+            # event here, and past the last number asked for. Numbers asked for are on their way as long as some come.
             is_first = question is None and (told > row.number or row.number == 0)
             is_sure = is_first or (question is not None and row.number >= question.last)
             question = self._questions[key] = Question(row.number, last, now if is_sure else now + OVERTAKEN)
@@ -293,7 +293,7 @@ class Gaps:
                     self._control.say(amqp.POSITION, amqp.source_of(source, alias), about, name, to=to)
 
     def _resend(self, source: str, name: str, first: int, last: int, to: str, since: datetime | None) -> None:
-        """Send again, from the first number that was told since then; and say that there is nothing before that."""
+        """Send events again, from the first one told since ``since``; and say that there is nothing before it."""
         own, alias = amqp.origin_of(source)
         if alias not in conf().DATABASES:
             return
@@ -313,8 +313,8 @@ class Gaps:
         oldest = rows.order_by("number").values_list("number", "at").first()
         begin = (rows.filter(at__gte=since) if since else rows).aggregate(number=Min("number"))["number"]
         if begin is not None:
-            # To that service alone: others have them, or began to read after them. A sender that asks in its name gets
-            # nothing that its queue is not bound to. What was not sent yet will be.
+            # To that service alone: other services have them, or began to read later. A sender that asks in its name
+            # gets nothing that its queue is not bound to. Events that were not sent yet will be.
             some = rows.filter(number__gte=begin, sent_at__isnull=False).order_by("number")[:RESENT]
             count = self._control.send_again(to, (publisher.message_of(row, alias) for row in some))
             if count:
@@ -322,7 +322,7 @@ class Gaps:
                 logger.info(text, count, name, to, extra={"action": "events_resent"})
         gone = last if begin is None else begin - 1
         if gone >= first:
-            # Those that are pruned were told before the oldest one that is left.
+            # Events that are pruned were told before the oldest event that is left.
             is_lost = oldest is None or (oldest[0] != first and (since is None or oldest[1] >= since))
             about = {"name": name, "number": gone, "is_lost": is_lost}
             self._control.say(amqp.GONE, source, about, name, to=to)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    #: The topic exchange at that broker of services which run celery-amqp-events: ``"events"``. Events are sent as they
-    #: read them, as Celery tasks, and theirs are received. None: there are no such services.
+    #: The topic exchange at that broker of services which run celery-amqp-events: ``"events"``. Events are sent as
+    #: Celery tasks, which those services read, and their events are received. None: there are no such services.
     EVENT_CELERY_EXCHANGE: str | None = None
 
 

@@ -21,7 +21,7 @@ from jobs.models.values import decoded, jsonable, parse_uuid
 
 PREFIX = "cloudEvents:"
 PREFIXES = ("cloudevents:", "cloudevents_", "ce-", "ce_")
-#: What a row has room for; numbers are below this one, so that others can be counted on from them.
+#: How many characters a column takes; and the end of the numbers, low enough to count on from any of them.
 LONGEST, NUMBERS = 255, 2**62
 
 
@@ -31,7 +31,7 @@ class Malformed(ValueError):
 
 @contextmanager
 def _needs(what: str) -> Iterator[None]:
-    """Say of what goes wrong in the block that ``what`` does not hold."""
+    """Raise ``Malformed`` for an error in the block; ``what`` says what is wrong."""
     try:
         yield
     except Malformed:
@@ -57,9 +57,9 @@ class Message:
     #: W3C's ``traceparent`` and ``tracestate``.
     trace: dict[str, str] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
-    #: Values without a name, in the order of the parameters: only Celery's tasks have some.
+    #: Positional values, in the order of the parameters: only Celery's tasks have some.
     args: list[Any] = field(default_factory=list)
-    #: The replay that sends it once more.
+    #: The number of the replay that has it handled again; None: it is not handled again.
     again: str | None = None
 
 
@@ -74,7 +74,7 @@ def encode(message: Message) -> tuple[bytes, dict[str, Any]]:
 
 
 def encode_celery(message: Message) -> tuple[bytes, dict[str, Any]]:
-    """The same as a Celery task (protocol 2), for services with celery-amqp-events. Its headers tell the rest to us."""
+    """The same as a Celery task (protocol 2), for services with celery-amqp-events. We read the rest in its headers."""
     task = app_here().amqp.as_task_v2(message.id, message.name, message.args, message.data)
     properties = _properties(message)
     properties["headers"] |= task.headers
@@ -140,7 +140,7 @@ def decode(body: bytes | str, properties: Mapping[str, Any]) -> Message:
     elif "task" in headers and "id" in headers:
         with _needs("it is no task of Celery's protocol 2"):
             args, kwargs, _ = data
-            # With the types that kombu tags as text.
+            # Values of types that kombu tags become text.
             args, data = json.loads(json.dumps(decoded([args, kwargs]), default=_untagged))
         host = str(headers.get("origin") or "").rpartition("@")[2]
         attributes = {"id": headers["id"], "type": headers["task"], "source": f"celery:{host}", **attributes}
@@ -165,7 +165,7 @@ def decode(body: bytes | str, properties: Mapping[str, Any]) -> Message:
         version=version,
         time=_time(texts.get("time"), properties.get("timestamp")),
         key=texts.get("partitionkey"),
-        # Others count all their events together, or not without a gap; theirs may also be any text.
+        # Other senders count all their events together, or with gaps, or send any text.
         number=_number(texts.get("sequence", ""), NUMBERS) if "eventversion" in texts else None,
         trace={name: one for name in TRACE if (one := texts.get(name))},
         data=data,

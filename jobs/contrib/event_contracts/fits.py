@@ -1,4 +1,4 @@
-"""Whether a handler understands what another service tells of, by the JSON Schemas of both."""
+"""Whether the events of another service fit a handler, by the JSON Schemas of both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The events: what was told and received, how far each is and where it led; and who handles what."""
+"""The events: those told and received, how far each is and where it led; and which handler wants which."""
 
 import json
 import uuid
@@ -30,8 +30,8 @@ from jobs.models import Job, State
 from jobs.models.values import parse_uuid, parsed, scrub
 from jobs.operations.selection import DIGITS, SEARCHED, newest
 
-#: What the list can be filtered by: a label, and the condition. ``stages.OPEN`` have an index each; the others are
-#: looked for among the newest events.
+#: What the list can be filtered by: a label, and the condition. Those of ``stages.OPEN`` have an index each;
+#: all other ones are looked for among the newest events.
 WAYS: dict[str, tuple[Any, Q]] = {
     "unrelayed": (_("waits to be handed on"), stages.OPEN["unrelayed"]),
     "unsent": (_("waits to be published"), stages.OPEN["unsent"]),
@@ -71,7 +71,7 @@ class WayFilter(admin.SimpleListFilter):
         return (queryset if way in stages.OPEN else newest(queryset)).filter(WAYS[way][1])
 
     def choices(self, changelist: Any) -> Iterator[Any]:
-        """Add the numbers of those that somebody may have to look at."""
+        """Add the numbers of events that a person may have to look at."""
         found = stages.backlog(changelist.queryset.db).items()
         numbers = {name: at_least(each.number, each.number >= MOST) for name, each in found}
         return numbered(super().choices(changelist), WAYS, numbers)
@@ -147,7 +147,7 @@ class EventAdmin(ReadOnlyAdmin):
             return rows.filter(name__in=found)
         fits = Q(source=term) | Q(uuid__endswith=term.lower())
         if conf().REDACT is None:
-            # Who may not see what a key is made of may not find it out by a search either.
+            # A user who may not see what a key is made of must not find it out by a search either.
             fits |= Q(order_key=term)
         return newest(rows).filter(fits)
 
@@ -175,7 +175,7 @@ class EventAdmin(ReadOnlyAdmin):
 
     @admin.action(description=_("Replay"), permissions=["replay"])
     def ask(self, request: HttpRequest, rows: QuerySet[Event]) -> HttpResponse:
-        """Ask for the service: nobody shall replay to all of them by mistake."""
+        """Ask for the service, so that a user cannot replay to all services by mistake."""
         chosen = rows.order_by("pk")[: self.list_per_page]
         return self.render(request, "event/replay.html", gettext("Replay"), **self._form(chosen))
 
@@ -232,7 +232,7 @@ def job_page(request: HttpRequest, view: View) -> dict[str, str]:
     return {"related": format_html(shown, gettext("Events that it told of"), links)} if told else {}
 
 
-# Who handles what
+# The subscriptions
 
 
 def _told(row: Subscription) -> str:

@@ -1,4 +1,4 @@
-"""``manage.py jobs events``: what was told of, what became of it, and once more."""
+"""``manage.py jobs events``: list events, show what became of them, and replay them."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _list(out: JobsCommand, args: Namespace) -> None:
 
 
 def state_of(event: Event) -> str:
-    """How far the event is, or why nobody handles it."""
+    """How far the event is, or why no handler handles it."""
     return str(event.problem) if event.problem is not None else STATES[stage(event)]
 
 
@@ -159,7 +159,7 @@ def _replay(out: JobsCommand, args: Namespace) -> None:
 
 def _schema(out: JobsCommand, args: Namespace) -> None:
     if (app := celery_app()) is not None:
-        # A module that cannot be imported must not leave out its events, and say nothing.
+        # A module that cannot be imported must raise: its events must not be left out silently.
         import_tasks(app)
     found = {f"{each.name}.v{each.version}.json": each for each in declare.types.values()}
     if not found:

@@ -13,7 +13,7 @@ from jobs.models import Job
 
 def data_of(event: Event) -> dict[str, Any]:
     if event.problem is not None and conf().REDACT is not None and set(event.data) == {"body"}:
-        # A message that is no event: nobody knows what is in its text.
+        # A message that is no event: its text may hold anything.
         return {"body": HIDDEN}
     return _shown(event, event.data, event.headers).kwargs
 
@@ -24,10 +24,10 @@ def args_of(event: Event) -> list[Any]:
 
 
 def veil(rows: Iterable[Event]) -> None:
-    """Take what nobody may see out of the keys and problems of events that are shown, and never saved."""
+    """Redact the keys and problems of events that are shown. They must not be saved after this."""
     if conf().REDACT is None or not (found := list(rows)):
         return
-    # What a list leaves out is read at once for all.
+    # The columns that a list leaves out are read for all rows at once.
     events = Event.objects.using(found[0]._state.db).only("data", "headers").in_bulk([row.pk for row in found])
     for row in found:
         full = events.get(row.pk) or Event()

@@ -1,4 +1,4 @@
-"""Give a service the events that it missed, or let it handle them once more."""
+"""Replay: give a service the events that it missed, or let it handle events again."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def services(using: str) -> list[str]:
 
 
 def check(using: str, to: str) -> bool:
-    """Whether the service shares the database; ``ValueError`` if nobody knows it."""
+    """Whether the service shares the database; ``ValueError`` if it is unknown."""
     known = services(using)
     if to not in known and publisher() is None:
         says = gettext("no service %(name)r has handlers in this database%(hint)s")
@@ -67,14 +67,14 @@ def replay(
     Events that were not handed on yet are left out: they come by themselves.
 
     Parameters:
-        to: the service. A service of this database gets jobs; another one gets messages, of the names that it wants.
+        to: the service. A service of this database gets jobs; another service gets messages of the names that it wants.
         number: of the replay. A handler gets an event once for each number.
 
     Returns:
         How many ``events`` were looked at, how many ``jobs`` were made, and how many messages were ``sent``.
 
     Raises:
-        ValueError: nobody knows the service; names the nearest.
+        ValueError: the service is unknown; names the nearest.
         BrokerError: the broker is away, or refuses.
     """
     using = events.db
@@ -97,7 +97,7 @@ def replay(
 
 def replay_by(using: str, keys: Sequence[uuid.UUID], to: str, again: bool, by: str, why: str) -> dict[str, int]:
     """Replay these events, and note in the history of each who did it, and why."""
-    # No transaction is open while the broker is waited for: on SQLite nobody else could write.
+    # No transaction is open while we wait for the broker: on SQLite, no other process could write.
     with transaction.atomic(using=using) if to in services(using) else nullcontext():
         done = replay(app_here(), select(using, keys=keys), to, again)
         says = ": ".join(filter(None, [f"to {to}" + (", once more" if again else ""), why]))

@@ -42,7 +42,7 @@ def stage(event: Event) -> str:
 
 
 def other(what: Any) -> Other | None:
-    """The event of an id, for what names it: a link."""
+    """The event with this id, for pages that link to it."""
     rows = Event.objects.filter(uuid=what).only("id", "uuid", "name") if isinstance(what, uuid.UUID) else None
     if rows is None or (event := databases.first(rows)) is None:
         return None
@@ -60,7 +60,7 @@ class Backlog(NamedTuple):
 def backlog(using: str) -> dict[str, Backlog]:
     """The backlog of each kind of :data:`OPEN`, read along its index."""
     every = {name: Event.objects.using(using).filter(condition).order_by("id") for name, condition in OPEN.items()}
-    # There is mostly none: all are asked for in one statement.
+    # Mostly there is no backlog: one statement asks for all kinds.
     there = any_of(using, {name: rows.values("id")[:1] for name, rows in every.items()})
     found = dict.fromkeys(OPEN, Backlog(0, 0.0))
     now = databases.clock(using) if there else None
@@ -171,7 +171,7 @@ def reasons(view: View) -> Iterator[Reason]:
 
 # One event's way
 
-DEPTH, SHOWN = 5, 100  #: So many steps, and so many rows of each, are told.
+DEPTH, SHOWN = 5, 100  #: At most this many steps, and rows of each step, are shown.
 
 
 class Way(NamedTuple):

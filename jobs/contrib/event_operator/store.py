@@ -37,10 +37,10 @@ _READY = "state = 'ready' AND held IS NULL AND queue = %s ORDER BY queue, rank, 
 
 
 def handled(using: str, tasks: Collection[str], queues: Collection[str], most: int) -> list[tuple[str, bool, int, Any]]:
-    """Of each task how many jobs live, how many failed, and the first id of each: ``task, is_failed, number, id``.
+    """For each task how many jobs are live, how many failed, and their first ids: ``task, is_failed, number, id``.
 
-    It reads so many jobs at the most: of each queue, of those that are held back, of those that are scheduled, of those
-    that run, and of the newest that ended without success.
+    It reads at most ``most`` jobs each: of each queue, of those held back, of those scheduled, of those that run, and
+    of the newest that ended without success.
     """
     parts = [*[_READY] * len(queues), *_PARTS]
     union = " UNION ALL ".join(_PART.format(sql, most, number) for number, sql in enumerate(parts))

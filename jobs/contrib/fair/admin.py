@@ -18,7 +18,7 @@ from jobs.lifecycle.display import shown
 from jobs.models import Job
 from jobs.store import databases
 
-#: So many keys of each queue are shown.
+#: How many keys of each queue are shown.
 SHOWN = 10
 
 
@@ -41,7 +41,7 @@ def panel(found: Iterable[str]) -> str:
 
 
 def _shown(queue: str, key: str) -> str:
-    """A key, unless the project keeps it back, or there is no job any more by which to ask."""
+    """A key; ``***`` if the project hides it, or if no job is left to ask the project's function about."""
     if key == NO_KEY:
         return gettext("(none)")
     if conf().REDACT is None:

@@ -1,7 +1,7 @@
-"""The claim in a queue where keys take turns. Each process has a place of its own among the keys.
+"""The claim in a queue where keys take turns. Each process remembers its own place among the keys.
 
 A turn is one job, or as many as the key's weight says; a process that claims several at once takes some of each key.
-So nobody waits for more than one turn of each other key, and of each only as long as its jobs take.
+So a key waits for one turn of each other key at most, and for each turn only as long as its jobs take.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ from jobs.models.columns import ORDER, POSITION
 from jobs.store import databases
 from jobs.store.base import Claim
 
-#: Seconds for which a queue that was not known to have keys is claimed as one, after a job with a key was met in it.
+#: Seconds for which a queue counts as one with keys after a job with a key was met in it.
 KEPT = 60.0
-#: So many of the jobs without a key that were called before their queue had keys get a turn at once.
+#: How many jobs without a key, called before their queue had keys, get a turn at once.
 WINDOW = 200
-#: A look for those that finds none is repeated after so many times the usual pause: each process looks.
+#: If a look finds none of them, the next one comes after this multiple of the usual pause: each process looks.
 SELDOM = 10
-#: Of so many keys it is known where the last claim ended.
+#: For how many keys the place where the last claim ended is kept.
 PLACES = 20
-#: Seconds. A claim of one job from the start that takes no longer is cheaper than one that heeds places; of 50 twice.
+#: Seconds. A claim of one job from the start that takes no longer (of 50: twice that) is cheaper than one with places.
 FAST_LOOK = 0.005
 
 
 class FairClaimer(claims.Claimer):
-    """Claims for one process, and lets keys take turns. In a queue without any it is the :class:`claims.Claimer`."""
+    """Claims for one process, and lets keys take turns. In a queue without keys it works as :class:`claims.Claimer`."""
 
     def __init__(self, app: Any = None) -> None:
         super().__init__(app)
         self._app = app
-        #: For each database and queue: the key at which the last claim ended, and how many more of it are its turn.
+        #: For each database and queue: the key at which the last claim ended, and how many jobs are left of its turn.
         self._turn_at: dict[tuple[str, str], tuple[str, int]] = {}
-        #: For each database and queue: until when it has keys, because some were met; until when it has none, because
-        #: none were; and when those without a key are looked for.
+        #: For each database and queue: until when it counts as having keys, because some were met; until when as having
+        #: none, because none were met; and when to look for jobs without a key.
         self._fair_until: dict[tuple[str, str], float] = {}
         self._keyless_until: dict[tuple[str, str], float] = {}
         self._adopt_at: dict[tuple[str, str], float] = {}
-        #: For each database and queue, of some keys: until when a claim begins where the last one ended, and where.
+        #: For each database and queue, for some keys: where the last claim ended, and until when claims begin there.
         self._places: dict[tuple[str, str], dict[str, tuple[float, tuple[Any, ...]]]] = {}
         #: The tasks that the last claim left out, and those to which it was limited.
         self._without: dict[tuple[str, str], Any] = {}
 
     def may_find_more(self, jobs: Sequence[Any], asked: int) -> bool:
-        # Each key gave its share, and others may have more.
+        # Each key gave its share, and some keys may have more jobs.
         return super().may_find_more(jobs, asked) or len({job.fair_key for job in jobs}) > 1
 
     def take(self, using: str, claim: Claim) -> list[Job]:
@@ -69,9 +69,9 @@ class FairClaimer(claims.Claimer):
             if any(job.fair_key for job in plain):
                 self._fair_until[spot] = now + KEPT
             return plain
-        # From the start on every process is somewhere else.
+        # Each process starts at another, random place.
         key, left = self._turn_at.get(spot) or ("".join(random.choices(string.digits + string.ascii_letters, k=4)), 0)
-        # Jobs of tasks that the last claim left out stand before the places.
+        # Jobs of tasks that the last claim left out may be before the places: forget these.
         if self._without.setdefault(spot, others := (claim.without, claim.only)) != others:
             self._without[spot] = others
             self._places.pop(spot, None)
@@ -92,13 +92,13 @@ class FairClaimer(claims.Claimer):
         elif rows:
             self._keyless_until[spot] = now + LOOK
         elif (took := time.monotonic() - now) > SLOW_LOOK:
-            # It stepped over many jobs of other tasks.
+            # The claim stepped over many jobs of other tasks.
             self._keyless_until[spot] = now + RARELY * took
         return rows
 
     def _advance(self, spot: tuple[str, str], order: Rotation, taken: Counter[Any]) -> None:
-        """The next claim goes on behind the last key of this one; or at it, if its turn was cut short."""
-        # From the place on, and then from the beginning.
+        """The next claim goes on behind the last key of this one; or at that key, if its turn was cut short."""
+        # The claim went from its place to the end, and then on from the beginning.
         wrapped = [key for key in taken if key < order.key or (key == order.key and not order.left)]
         last = max(wrapped or taken)
         most = order.left if last == order.key and order.left else order.weights.get(last, 1)
@@ -106,16 +106,16 @@ class FairClaimer(claims.Claimer):
         self._turn_at[spot] = last, most - taken[last] if is_cut else 0
 
     def _note_places(self, spot: tuple[str, str], order: Rotation, rows: Sequence[Any], took: float) -> None:
-        """Where this claim ended in each key; and those at which it looked from the start are looked at so again later.
+        """Note where this claim ended in each key. A key that it read from the start is read so again later.
 
-        A key of which nothing is left keeps its place: the claims that step over it do not read its old entries.
+        A key without jobs keeps its place: claims that step over it then do not read its old index entries.
         """
         places, last = self._places.setdefault(spot, {}), self._turn_at[spot][0]
         is_slow = took > FAST_LOOK * (1 + len(rows) / 50)
         until = time.monotonic() + pause_after(took) if is_slow else 0.0
         ended = {job.fair_key: POSITION(job) for job in rows if job.fair_key}
         for key, (_, place) in places.items():
-            # Within a turn that was cut short no other key was looked at.
+            # The claim was within a turn that was cut short, and looked at no other key.
             is_same = bool(order.left) and last == order.key
             is_before, is_behind = key <= last, key > order.key
             is_passed = is_before and is_behind if order.key < last else is_before or is_behind
@@ -128,14 +128,14 @@ class FairClaimer(claims.Claimer):
 
 
 def pause_after(took: float) -> float:
-    """In how many seconds a look that took so long is repeated."""
+    """How many seconds after a look that took this long the next one comes."""
     return RARELY * took if took > SLOW_LOOK else LOOK
 
 
 def adopt(using: str, queue: str) -> int:
-    """Let the first jobs that were called before their queue had keys share the turn of those without one.
+    """Give the first jobs that were called before their queue had keys the shared turn of jobs without a key.
 
-    No index has these alone: if there are none, all that wait in the queue are read.
+    No index holds only these jobs: if there are none, all waiting jobs of the queue are read.
     """
     rows = Job.objects.using(using)
     without = rows.filter(CLAIMABLE, queue=queue, fair_key=None).order_by(*ORDER)
@@ -146,5 +146,5 @@ def adopt(using: str, queue: str) -> int:
         free = databases.free(rows.filter(pk__in=ids, state=State.READY)).values_list("pk", flat=True)
         return rows.filter(pk__in=list(free), state__in=WAITING).update(fair_key=NO_KEY)
 
-    # Race: one of them is cancelled at this moment.
+    # Race: one of them may be cancelled at this moment.
     return databases.again_if_moved(using, write)

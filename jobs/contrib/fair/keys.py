@@ -1,4 +1,4 @@
-"""Whose job a call makes: the key of its task, or of its queue. And in which queues keys take turns."""
+"""The key of a call's job: that of its task, or of its queue. Also: in which queues keys take turns."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from jobs.models import Job
 #: The key of jobs without one, in a queue where others have keys: they share one turn. A row holds no empty text.
 NO_KEY = "-"
 
-#: A key gets at most so many jobs a turn.
+#: The most jobs that a key may get in a turn.
 MOST = 1000
 
-#: What :func:`queues` answered last, and out of what.
+#: The last answer of :func:`queues`, and what it was computed from.
 _last: tuple[Any, ...] = (None, 0, None, frozenset())
 
 
@@ -30,12 +30,12 @@ def options_of(fair_key: Any = None, weights: Any = None) -> bool:
         weights: how many jobs a key gets in each turn, if it is not one.
 
     Raises:
-        ValueError: says what it has to be.
+        ValueError: says what is allowed.
     """
     if fair_key is not None:
         if not isinstance(fair_key, str):
             raise ValueError(f"fair_key={fair_key!r} must be a template such as '{{customer_id}}'")
-        # It must be one of some task; which arguments there are, its tasks say.
+        # Any name will do here: which arguments there are is known only for each task.
         names = {name for name in _names(fair_key) if name.isidentifier()}
         KeyTemplate("fair_key", fair_key, inspect.Signature([_argument(each) for each in sorted(names)]))
     if weights is not None:
@@ -86,19 +86,19 @@ def queues(app: Any) -> frozenset[str]:
 
 
 def _queue_of(app: Any, task: Any) -> str:
-    """Where calls of the task go that say nothing else."""
-    # Of Celery's own class it is a property that warns.
+    """The queue of the task's calls that name no queue."""
+    # In Celery's own class this is a property that warns.
     given = inspect.getattr_static(task, "queue", None)
     try:
         queue = given if isinstance(given, str) else app.amqp.router.route({}, task.name, (), {}, task).get("queue")
     except Exception:
-        # A router of the project wants arguments. A worker learns of the queue when it meets a job of it.
+        # A router of the project needs the arguments. A worker learns of such a queue when it meets a job in it.
         queue = None
     return str(getattr(queue, "name", queue) or app.conf.task_default_queue)
 
 
 def mark(task: Any, job: Any) -> None:
-    """A call says whose job it is: by its task's key, else by its queue's. Raises as ``KeyTemplate.of``."""
+    """Give the job of a call its key: its task's, else its queue's. Raises as ``KeyTemplate.of``."""
     template = task.key_templates.get("fair_key")
     if template is None and (text := conf().QUEUES.get(job.queue, {}).get("fair_key")) is not None:
         template = _of_queue(text, task.body_signature)

@@ -1,7 +1,7 @@
 """The order in which a claim takes the jobs of a queue where keys take turns: round by round, some of each key.
 
-A claim goes on behind the key at which this process's last one ended. It steps from key to key by the index, so what
-a key has waiting costs nothing; and there is no counter that all processes would update.
+A claim goes on behind the key at which this process's last claim ended. It steps from key to key in the index, so a
+key's long backlog costs nothing. There is no counter that all processes would have to update.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from jobs.models.columns import ORDER
 from jobs.store import databases
 from jobs.store.base import Claim
 
-#: A claim of one job looks at so many keys more, where others are about to take a key's last job.
+#: A claim of one job looks at this many more keys: other processes may be about to take a key's last job.
 SPARE = 3
-#: The same where limits are in force; and at so many more jobs of each.
+#: The same where limits are in force; and how many more jobs of each key it looks at.
 SPARE_LIMITED, BEHIND = 10, 5
 #: How many keys a claim of other databases than PostgreSQL looks at: each costs two statements.
 FEW = 10
@@ -34,9 +34,9 @@ class Rotation:
     """
     Parameters:
         key: where the last claim ended.
-        left: how many jobs more that key gets in its turn.
-        weights: how many jobs a key gets in a turn, if it is not one.
-        places: of some keys where the last claim ended: only what stands behind it (PostgreSQL).
+        left: how many more jobs that key gets in its turn.
+        weights: how many jobs a key gets in a turn, if not one.
+        places: for some keys, where the last claim ended: only jobs behind that place are read (PostgreSQL).
     """
 
     queue: str
@@ -47,14 +47,14 @@ class Rotation:
     places: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     def first(self, claim: Claim) -> tuple[str, dict[str, Any]]:
-        """What selects the ids that a claim takes, and locks their rows (PostgreSQL)."""
-        # One job is taken from the first key that has a free one: what is behind is not looked at.
+        """The SQL that selects the ids that a claim takes, and locks their rows (PostgreSQL)."""
+        # A claim of one job takes it from the first key that has a free one, and does not look further.
         order, most = (f"ORDER BY {store.ROUND}", self.size) if self.size > 1 else ("", 1 + SPARE)
         rows = self._sql(claim, "id", self._share, most, "FOR UPDATE SKIP LOCKED", bool(self.places))
         return rows.format(select="id") + f" {order} LIMIT {self.size}", {**self._values, **self._known}
 
     def window(self, claim: Claim, columns: str) -> tuple[str, dict[str, Any]]:
-        """What selects these columns of the rows that a claim may take, and their ``place``. It locks nothing."""
+        """The SQL that selects columns of the rows that a claim may take, and their ``place``. It locks nothing."""
         rows = self._sql(claim, columns, f"{self._share} + {BEHIND}", self.size + SPARE_LIMITED, "")
         return rows.format(select=f"{columns}, row_number() OVER (ORDER BY {store.ROUND}) AS place"), self._values
 
@@ -88,7 +88,7 @@ class Rotation:
     # Elsewhere
 
     def pick(self, ready: QuerySet[Job], more: int = 0) -> list[Any]:
-        """The ids of the rows that a claim takes, out of those that it may take, in SQL that every database knows."""
+        """The ids of the rows that a claim takes, out of those that it may take, in SQL for every database."""
         keys = list(self._keys(ready.db))
         weights = [self.left if key == self.key and self.left else self.weights.get(key, 1) for key in keys]
         rounds = ceil(self.size / max(1, sum(weights)))
@@ -100,7 +100,7 @@ class Rotation:
         return [pk for *_, pk in sorted(found)[: self.size + more * len(keys)]]
 
     def free(self, ready: QuerySet[Job]) -> list[Any]:
-        """The same that nobody else has locked; from then on these are."""
+        """The ids of those rows that no other transaction has locked; this locks them."""
         picked = self.pick(ready)
         free = set(databases.free(ready.filter(pk__in=picked)).values_list("pk", flat=True))
         return [pk for pk in picked if pk in free]

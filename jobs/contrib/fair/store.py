@@ -17,10 +17,10 @@ from jobs.store.base import Claim
 from jobs.store.postgresql import ONLY, READY, WITHOUT
 from jobs.store.sessions import literal
 
-#: So many keys of a queue are counted.
+#: How many keys of a queue are counted.
 KEYS = 1000
 
-#: The index has no other rows.
+#: The condition of the index: it has no other rows.
 WAITS = "state = 'ready' AND held IS NULL AND queue = {queue} AND fair_key IS NOT NULL"
 
 #: The next key behind another. The operators are those of the index.
@@ -28,8 +28,8 @@ _NEXT = """
 SELECT fair_key::text AS key FROM jobs_job
 WHERE {waits} AND fair_key ~>~ {start} {behind} ORDER BY fair_key USING ~<~ LIMIT 1"""
 
-#: The same, where some keys have a place: of those what stands before it is not read. Their rows there are gone, but
-#: the index entries stay as long as somebody keeps an old transaction open. It goes from each to the next.
+#: The same, where some keys have a place: what stands before the place is not read. The rows there are gone, but their
+#: index entries stay while another session keeps an old transaction open. It goes from each known key to the next.
 _NEXT_KNOWN = f"""
 (SELECT found.key FROM (SELECT * FROM known ORDER BY key USING ~<~) AS known CROSS JOIN LATERAL (
     ({_NEXT.replace("{behind}", "AND fair_key ~>~ known.before AND fair_key ~<~ known.key")})
@@ -48,12 +48,12 @@ _KNOWN = """known AS (
         AS known (key text, before text, at_rank smallint, at_run_at timestamptz, at_id uuid)
 ), """
 
-#: What joins the place of a key, and what stands behind it.
+#: The join with the place of a key, and the condition for what stands behind it.
 _AT = "LEFT JOIN LATERAL (SELECT * FROM known WHERE known.key = turn.key LIMIT 1) AS known ON true"
 _BEHIND = f"""AND ({BY_ORDER}) > (coalesce(known.at_rank, '-32768'::smallint),
             coalesce(known.at_run_at, '-infinity'), coalesce(known.at_id, '{uuid.UUID(int=0)}'))"""
 
-#: Key by key from the place on, and then from the beginning up to it.
+#: Key by key: from the place to the end, and then from the beginning up to the place.
 _KEYS = """
 WITH RECURSIVE {known} step (key, place, is_round) AS (
     SELECT %(fair_key)s::text, 0, false
@@ -70,7 +70,7 @@ WITH RECURSIVE {known} step (key, place, is_round) AS (
     SELECT key, place, {weight} AS weight FROM step WHERE place >= {begin}
 )"""
 
-#: Of each key the first jobs, in the queue's order.
+#: The first jobs of each key, in the queue's order.
 _ROWS = """
 FROM turn {at} CROSS JOIN LATERAL (
     SELECT own.*, row_number() OVER () AS number FROM (
@@ -80,13 +80,13 @@ FROM turn {at} CROSS JOIN LATERAL (
 ) AS job"""
 
 _WEIGHT = "CASE WHEN place = 0 THEN %(fair_left)s::int ELSE coalesce((%(fair_weights)s::jsonb ->> key)::int, 1) END"
-#: How many of each key: as many rounds as it takes to get as many as are asked for. Who is alone gets all.
+#: How many of each key: as many rounds as it takes to get the number asked for. A single key gets all of it.
 SHARE = "least({size}, turn.weight * ceil({size}.0 / (SELECT sum(weight) FROM turn)))::int"
-#: The order of what a claim takes.
+#: The order in which a claim takes jobs.
 ROUND = "(number - 1) / weight, place, number"
 
 
-#: The keys of a queue, and how many jobs each has waiting, up to a number.
+#: The keys of a queue, and how many jobs of each wait, counted up to a number.
 _COUNTS = """
 WITH RECURSIVE step (key, place) AS (
     SELECT (SELECT fair_key FROM jobs_job WHERE {waits} ORDER BY fair_key {using} LIMIT 1), 1
@@ -105,11 +105,11 @@ _TEXT, _PLAIN = {"using": "USING ~<~", "behind": "~>~"}, {"using": "", "behind":
 def rows_sql(
     claim: Claim, columns: str, share: str, most: int, lock: str, is_left: bool, is_weighted: bool, is_known: bool
 ) -> str:
-    """The first jobs of the next keys (PostgreSQL); ``{{select}}`` stands for what is selected.
+    """The first jobs of the next keys (PostgreSQL); ``{{select}}`` stands for the selected columns.
 
     Parameters:
-        share: how many of each key.
-        most: of how many keys.
+        share: how many jobs of each key.
+        most: how many keys.
         is_left: the turn of the key at which the last claim ended is not over.
         is_known: some keys have a place.
     """
@@ -145,13 +145,13 @@ def _rows_sql(
 
 
 def keyed(using: str, queues: Sequence[str]) -> list[str]:
-    """Those of the queues in which a job with a key is ready."""
+    """The queues, out of these, in which a job with a key is ready."""
     where = WAITS.format(queue="%s")
     return store.of(using).of_queues(f"EXISTS (SELECT 1 FROM jobs_job WHERE {where})", queues)
 
 
 def waiting(using: str, queue: str, most: int = MOST) -> list[tuple[str, int]]:
-    """The keys of a queue, and how many jobs each has ready: up to ``most``, of the first :data:`KEYS` keys."""
+    """The first :data:`KEYS` keys of a queue, and how many jobs each has ready, counted up to ``most``."""
     at = store.of(using)
     if not at.writes_at_once and not at.has_one_writer:
         rows = Job.objects.using(using).filter(KEYED, queue=queue)

@@ -28,7 +28,7 @@ def waiting(queue: str, most: int = MOST) -> Counter[str]:
 
 
 def status(found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """How many keys have jobs ready, of each queue where some do; up to :data:`KEYS`."""
+    """How many keys have ready jobs, for each queue where some do; counted up to :data:`KEYS`."""
     ready = [name for name, queue in found["queues"].items() if queue["ready"]]
     keyed = {name for alias in conf().DATABASES for name in store.keyed(alias, ready)}
     counts = {name: len(waiting(name, 1)) for name in ready if name in keyed}
@@ -51,14 +51,14 @@ def _numbers(found: Mapping[str, Any]) -> list[tuple[list[str], int]]:
 
 
 def waits(view: View) -> Iterator[Reason]:
-    """Its key takes turns with others."""
+    """The job waits because its key takes turns with other keys."""
     job: Any = view.job
     weights = keys.weights(job.queue)
     if job.state != State.READY or job.held or job.fair_key is None:
         return
     waiting = dict(store.waiting(view.using, job.queue))
     if set(waiting) <= {job.fair_key} and job.queue not in keys.queues(loaded_app()):
-        # Nobody else has a key: the order of the queue holds.
+        # No other key has jobs waiting: the order of the queue holds.
         return
     mine = Job.objects.using(view.using).filter(KEYED, queue=job.queue, fair_key=job.fair_key)
     ahead, own = view.ahead_of(mine.order_by("fair_key", "rank", "run_at", "pk")), weights.get(job.fair_key, 1)

@@ -1,7 +1,7 @@
-"""What jobs keep of a tag, and its end: jobs with their history, markers, external calls, events, and what they told.
+"""Delete what jobs keep of a tag: jobs with their history, markers, external calls, events and progress.
 
 The jobs of a tag are those that have it, those that their bodies called, and those of the handlers of their events. All
-of that is deleted, or nothing. The rest leads to what is left: a job that runs, or a call that nobody has settled.
+of that is deleted, or nothing: then a job still runs, or no person has settled an external call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jobs.store.results import Store
 
 
 class GoesOn(Exception):
-    """Some of the jobs have not ended any more: somebody let them run again."""
+    """Some of the jobs are no longer ended: a person or a program let them run again."""
 
     def __init__(self, left: dict[str, str]) -> None:
         self.left = left
@@ -38,21 +38,21 @@ class Forgotten(NamedTuple):
     markers: int
     effects: int
     events: int
-    #: What keeps it from being forgotten: an id, or the number of a call, and the sentence that says why.
+    #: What prevents the deletion: the id of a job, or the number of a call, and a sentence that says why.
     left: dict[str, str]
 
 
 def forget(tags: Mapping[str, Any], by: str = "", reason: str = "", dry_run: bool = False) -> Forgotten:
     """Delete all that jobs keep of these tags. What waits is cancelled, and what runs is asked to end.
 
-    If something is left (it runs, or nobody knows what became of a call) nothing is deleted: try again when it is over.
+    If a job still runs, or the outcome of an external call is unknown, nothing is deleted: try again when that is over.
     """
     levels = _families(tags)
     if not dry_run:
         cancel = OPERATIONS["cancel"].told("", by, reason)
         for key in (key for keys, alias in levels for key in _live(keys, alias)):
             cancel.attempt(key)
-        # What a body called before it ended belongs to them as well.
+        # The jobs that a body called before it ended belong to the tag as well.
         levels = _families(tags)
     left: dict[str, str] = {}
     for keys, alias in levels:
@@ -61,7 +61,7 @@ def forget(tags: Mapping[str, Any], by: str = "", reason: str = "", dry_run: boo
     jobs, markers, effects, events = (sum(column) for column in zip(*counts, strict=True)) if counts else (0,) * 4
     if not dry_run and not left:
         jobs = 0
-        # The deepest first: until the end the others lead to what is left after a kill.
+        # The deepest level first: if this process is killed, the levels above still lead to what is left.
         for part, alias in ((part, alias) for keys, alias in reversed(levels) for part in _parts(keys)):
             try:
                 jobs += _delete(part, alias)
@@ -73,8 +73,8 @@ def forget(tags: Mapping[str, Any], by: str = "", reason: str = "", dry_run: boo
 
 
 def _families(tags: Mapping[str, Any]) -> list[tuple[list[uuid.UUID], str]]:
-    """The ids of the jobs, and their database, level by level: the first have the tags, each further one was called by
-    the one before, wherever the call went."""
+    """The ids of the jobs, and their database, level by level: the first level has the tags; the jobs of one level
+    called those of the next, in whatever database these are."""
     found, seen = list[tuple[list[uuid.UUID], str]](), set[uuid.UUID]()
     level = {alias: _ids(alias, tags__have=tags) for alias in conf().DATABASES}
     while any(level.values()):
@@ -98,7 +98,7 @@ def _parts(keys: Sequence[uuid.UUID]) -> Iterator[Sequence[uuid.UUID]]:
 
 
 def _events(keys: Sequence[uuid.UUID], using: str) -> Iterator[QuerySet[Any]]:
-    """What these jobs told of; nothing where there are no events."""
+    """The events that these jobs published; nothing where the extension for events is not installed."""
     if "jobs.events" in extensions.present():
         from jobs.events.models import Event
 
@@ -107,7 +107,7 @@ def _events(keys: Sequence[uuid.UUID], using: str) -> Iterator[QuerySet[Any]]:
 
 
 def _calls(keys: Sequence[uuid.UUID], using: str) -> Iterator[QuerySet[Any]]:
-    """The external calls of these jobs; nothing where there are none."""
+    """The external calls of these jobs; nothing where that extension is not installed."""
     if "jobs.contrib.effects" in extensions.present():
         from jobs.contrib.effects.models import Effect
 
@@ -134,7 +134,7 @@ def _in_the_way(keys: Sequence[uuid.UUID], using: str, dry_run: bool) -> dict[st
     found: dict[str, str] = {}
     for part in _parts(keys):
         jobs = Job.objects.using(using).filter(pk__in=part)
-        # A rehearsal cancels nothing; what waits would be.
+        # A dry run cancels nothing. The real run would cancel waiting jobs, so only running ones are in the way.
         for job in jobs.filter(state__in=["running"] if dry_run else LIVE):
             found[str(job.pk)] = gettext("has not ended: it was asked to, try again when it has")
         waiting = _chords([job.task_id for job in jobs.only("pk", "options")], using)
@@ -162,10 +162,10 @@ def _count(keys: Sequence[uuid.UUID], using: str) -> tuple[int, int, int, int]:
 
 
 def _delete(keys: Sequence[uuid.UUID], using: str) -> int:
-    """Delete a part of the jobs, and what belongs to them. Raises :class:`GoesOn`, and then nothing is deleted.
+    """Delete a part of the jobs, and what belongs to them. If it raises :class:`GoesOn`, nothing is deleted.
 
-    Race: somebody lets one run again, which needs its markers and its calls. So the rows go first, and all in one
-    transaction.
+    Race: another process lets one of them run again, which needs its markers and calls. So the rows are deleted first,
+    and everything in one transaction.
     """
     told = Store()
     try:
@@ -181,12 +181,12 @@ def _delete(keys: Sequence[uuid.UUID], using: str) -> int:
                 events._raw_delete(using)
             Marker.objects.using(using).filter(job__in=keys)._raw_delete(using)
             if (chords := _chords(ids, using)) is not None:
-                # Those that have failed. Whoever runs their parts again gets no body that lacks a result.
+                # Failed chords go too: if a person runs their parts again, no body is called that lacks a result.
                 chords.delete()
             for calls in _calls(keys, using):
                 calls._raw_delete(using)
         for key in ids:
-            # How far it was, in its own words.
+            # The job's own report of its progress.
             told.delete(key)
     finally:
         told.close()

@@ -1,4 +1,4 @@
-"""What the options of a task go together with: it is decided when the task is declared."""
+"""Which options of a task may be combined: that is checked when the task is declared."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from jobs.conf import conf, is_stock, own_tasks, problems
 
-#: What a task may be that its commit does not undo: what it is called, and why neither option goes together with it.
+#: Traits of a task that a lost commit does not undo: the trait's name, and why neither option may be combined with it.
 _BESIDE = {
     "async": ("an async def body", "what it did while it awaited stays", "the body awaits outside of any transaction"),
     "atomic": ("atomic=False (or durable=True)", "its own commits stay", "the body has no transaction to share"),
@@ -19,7 +19,7 @@ _BESIDE = {
 
 
 def declared(task: Any) -> None:
-    """See ``doors.Extension``. ``TypeError``: options that do not go together."""
+    """See ``doors.Extension``. ``TypeError``: options that cannot be combined."""
     task.grouped = bool(getattr(task, "grouped", False))
     if problems() or is_stock(task.name):
         return
@@ -30,7 +30,7 @@ def declared(task: Any) -> None:
             option, why = ("grouped=True", alone) if task.grouped else ("synchronous_commit=False", stays)
             raise TypeError(f"{option} and {what} do not go together: {why}; leave one of the two out")
     wanted = conf().SYNCHRONOUS_COMMIT if own is None else own
-    # Our own jobs tell others of what is committed.
+    # Our own jobs tell others of committed work.
     task.is_synced = wanted or found is not None or task.name in own_tasks()
 
 

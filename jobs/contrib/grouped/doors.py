@@ -21,7 +21,7 @@ class Grouped(Extension):
     instead = {"jobs.worker.runner.Runner": "jobs.contrib.grouped.runner.GroupingRunner"}
 
     def called(self, task: Any) -> None:
-        # When all others have said what the task is.
+        # By now all other extensions have declared what the task is.
         from jobs.contrib.grouped import declare
 
         declare.declared(task)

@@ -1,8 +1,8 @@
-"""Several bodies in one transaction, with one fenced completion of all.
+"""Several bodies in one transaction, with one fenced completion for all of them.
 
-Whatever happens in it, the whole group is committed, or nothing of it. Then its jobs run one by one, each as if there
-were no group: a retry, a failure, a time limit and a lost lease are decided there, and nowhere else. So what is told of
-a job (signals, log, events) is told after the commit.
+Either the whole group is committed, or nothing of it. In the second case its jobs run one by one, each as if there were
+no group: retries, failures, time limits and lost leases are decided there, and nowhere else. So signals, log lines and
+events of a job are sent after the commit.
 """
 
 from __future__ import annotations
@@ -33,33 +33,33 @@ from jobs.lifecycle.run import Run, current
 from jobs.models.values import decoded, jsonable
 from jobs.store import databases
 
-#: Seconds to wait for another run of an idempotency key: others wait for the locks of the bodies before.
+#: Seconds to wait for another run of an idempotency key: other processes wait for the locks of the earlier bodies.
 MARKER_WAIT = 0.02
 
 
 class Member:
-    """One body of a group. It has a context of its own: of several, each sees its own variables until it is told of."""
+    """One body of a group. It has a context of its own, so it sees its own variables until its run is reported."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self.stored: Any = None
         #: How long the body took, in seconds.
         self.took = 0.0
-        #: What a hook of it raised after the commit.
+        #: The exception that one of its hooks raised after the commit.
         self.struck: BaseException | None = None
         self.has_begun = False
         self._context = copy_context()
         self._around = ExitStack()
 
     def call_body(self) -> None:
-        """Raises whatever keeps it from being a part of the group."""
+        """Call the body. Raises any exception that keeps it from being a part of the group."""
         self._context.run(self._call_body)
 
     def _call_body(self) -> None:
         run = self.run
         if sentry.MODULE in sys.modules:
-            # Without that extension it runs alone, as after all that is raised here. What is hidden from Sentry is
-            # read where a run is entered.
+            # Without that extension the import fails and the job runs alone, as after any exception here. What is
+            # hidden from Sentry is read where a run is entered.
             from jobs.contrib.aio import sentry as scopes
 
             self._around.enter_context(scopes.around(run))
@@ -70,7 +70,7 @@ class Member:
             if "idempotency_key" in run.task.key_templates and pipeline.leave_marker(run, MARKER_WAIT) is not None:
                 raise Alone("another job did the same")
             run.request.update(request.given(run.job))
-            # A body may change what it was given.
+            # A body may change its arguments.
             pipeline.call_body(run, decoded(run.job.args), decoded(run.job.kwargs))
             if run.planned or run.replacement is not None:
                 raise Alone("it asked for another run")
@@ -83,15 +83,15 @@ class Member:
             self.took = time.monotonic() - run.began
 
     def own_hooks(self, hooks: list[Any], first: int) -> None:
-        """Its hooks run as a part of it, and one that raises is no other body's."""
+        """Run this body's commit hooks as a part of it: an exception in one of them concerns no other body."""
         for place, (sids, function, is_robust) in enumerate(hooks[first:], first):
-            # Who notifies of calls does so for several.
+            # The hook that notifies workers of calls does so for several bodies at once.
             if not isinstance(function, AfterCommit):
                 hooks[place] = (sids, partial(self._call_hook, function, is_robust), is_robust)
 
     def _call_hook(self, function: Callable[[], Any], is_robust: bool) -> None:
         if self.struck is not None:
-            # Django as well calls none after one that raised.
+            # Django, too, calls no further hook after one that raised.
             return
         try:
             self._context.run(self._as_part, function)
@@ -105,10 +105,10 @@ class Member:
             function()
 
     def tell(self, run: Run, share: float) -> None:
-        """After the commit: all that is told of a run, from its start to its end.
+        """After the commit: send the signals, log lines and events of a run, from its start to its end.
 
         Parameters:
-            share: its part of the time of the group, in seconds.
+            share: this run's part of the group's time, in seconds.
         """
         now = time.monotonic()
         run.began, run.entered = now - self.took, now - share
@@ -137,7 +137,7 @@ class Member:
             tracer.end(run)
 
     def leave(self) -> None:
-        """It was rolled back. Celery hears of the end of what it heard the beginning of."""
+        """The run was rolled back. If Celery was told of its beginning, it is told of its end."""
         if self.has_begun:
             self._context.run(self._leave)
 
@@ -167,9 +167,9 @@ class _entered:
 
 
 def run(members: Iterator[Member], using: str) -> tuple[list[Member], BaseException | None]:
-    """Call bodies as they come, and commit them; returns those that were committed, or why none was.
+    """Call bodies as they come, and commit them; returns the committed ones, or the reason why none was committed.
 
-    The exception that ends this process passes.
+    An exception that ends this process is raised on.
     """
     done: list[Member] = []
     reached = "body"
@@ -189,13 +189,13 @@ def run(members: Iterator[Member], using: str) -> tuple[list[Member], BaseExcept
                 _complete(done, connection, at)
                 reach("after_completion")
             except BaseException:
-                # As of a body that runs alone: before Django does.
+                # Before Django does it, as for a body that runs alone.
                 databases.roll_back(using)
                 raise
     except BaseException as exc:
         if (shutdown := finish.shutdown_behind(exc)) is not None:
             raise shutdown from None
-        # All of them or none: the answer of the COMMIT may be lost.
+        # All were committed, or none: the answer to the COMMIT may be lost.
         is_committed = reached == "commit" and not isinstance(exc, LostLease) and finish.is_committed(done[0].run)
         if not is_committed:
             for member in done:

@@ -1,4 +1,4 @@
-"""Which jobs of a claim run together: neighbours of tasks with ``grouped=True`` that need nothing of their own."""
+"""Which jobs of a claim run together: neighbours of tasks with ``grouped=True`` that need no separate transaction."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from jobs.models import Job
 from jobs.models.columns import ADDED
 from jobs.worker.runner import WEIGHT, Runner, let_go
 
-#: Seconds that the bodies of a group are expected to take, and how many they are, at the most.
+#: The most seconds that the bodies of a group may be expected to take, and the most bodies in a group.
 GROUP_TIME, MOST = 0.02, 100
 
-#: A job that was claimed more often runs alone: of a machine that died in a group nobody knows in whose body.
+#: A job that was claimed more often runs alone: if a machine died in a group, it is not known in which body.
 CLAIMS = 2
 
-#: After a group that rolled back, its tasks run alone for so many seconds: twice as long each time, up to the longest.
+#: After a group was rolled back, its tasks run alone for this many seconds: twice as long each time, up to the longest.
 PAUSE, LONGEST_PAUSE = 0.1, 60.0
 
-#: What of a call's options makes it a job with followers, or one that others wait for.
+#: The options of a call that give its job followers, or make other jobs wait for it.
 FOLLOWED = frozenset(("link", "chain", "chord", "replaced_task_nesting"))
 
 
@@ -38,9 +38,9 @@ class GroupingRunner(Runner):
         super().__init__(*args, **kwargs)
         #: How many jobs of this claim run alone from here on.
         self._alone = 0
-        #: For each task how many seconds its body takes in a group: without a commit, which may be most of a run alone.
+        #: For each task how many seconds its body takes in a group: without the commit, often the longest part alone.
         self._bodies: dict[str, float] = {}
-        #: Of each task whose groups rolled back: how often in a row, and until when it runs alone.
+        #: For each task whose groups were rolled back: how often in a row, and until when it runs alone.
         self._broken: dict[str, tuple[int, float]] = {}
 
     def _run_all(self, jobs: list[Job]) -> None:
@@ -51,7 +51,7 @@ class GroupingRunner(Runner):
         if self._alone:
             self._alone -= 1
             return 0
-        # The supervisor may have given back what is that old.
+        # The supervisor may have given back jobs of a claim this old.
         is_old = time.monotonic() - claimed_at > OLD
         count = 0 if is_old else self._count(jobs, index)
         if count < 2:
@@ -80,7 +80,7 @@ class GroupingRunner(Runner):
         return len(done)
 
     def _count(self, jobs: list[Job], index: int) -> int:
-        """How many of a claim, from this one on, run together."""
+        """How many jobs of a claim, from this one on, run together."""
         used, count, now = 0.0, 0, time.monotonic()
         for job in jobs[index : index + MOST]:
             used += self._expected(job.task)
@@ -90,7 +90,7 @@ class GroupingRunner(Runner):
         return count
 
     def _expected(self, task: str) -> float:
-        """How many seconds a body takes; of one that was in no group yet it is not known: two of it fit into one."""
+        """How many seconds a body is expected to take. Of a task not yet run in a group, two bodies fit into one."""
         mean = self._means.get(task)
         return math.inf if mean is None else min(mean, self._bodies.get(task, GROUP_TIME / 2))
 
@@ -100,10 +100,10 @@ class GroupingRunner(Runner):
             is_ours(task)
             and task.grouped
             and now >= self._broken.get(job.task, (0, 0.0))[1]
-            # It was in trouble before: it gets its own transaction, and its own end.
+            # A job that was in trouble before gets its own transaction and its own completion.
             and not (job.retries or job.crashes or job.node_losses or job.snoozes)
             and job.lease <= CLAIMS
-            # Its end has more to write, or another time.
+            # The completion of these has more to write, or they may expire.
             and job.expires_at is None
             and job.limit_key is None
             and not any(getattr(job, name) for name in ADDED)
@@ -112,7 +112,7 @@ class GroupingRunner(Runner):
         )
 
     def _members(self, jobs: list[Job], using: str, token: int) -> Iterator[Member]:
-        """One after the other: which body runs is on the worker state, so a crash counts for that one alone."""
+        """Yield one after the other: the worker state names the running body, so a crash counts for its job alone."""
         until = time.monotonic() + GROUP_TIME
         for number, job in enumerate(jobs):
             if number and (
@@ -123,7 +123,7 @@ class GroupingRunner(Runner):
             ):
                 return
             run = Run(self.app.tasks[job.task], job, using, self.slot)
-            # The others of the claim go back if this process dies, those before it as well.
+            # If this process dies, the other jobs of the claim go back to wait, also those that ran before this one.
             self._name(run, token)
             yield Member(run)
 

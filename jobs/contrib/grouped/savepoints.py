@@ -1,4 +1,4 @@
-"""In a group no savepoint is sent. A body that rolls back to one has the whole group roll back, and runs alone."""
+"""A group sends no savepoints. If a body rolls back to one, the whole group is rolled back, and the body runs alone."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 
 class Alone(BaseException):
-    """A body does what only one that runs alone can do. ``except Exception`` lets it pass."""
+    """A body does what it can do only when it runs alone. ``except Exception`` does not catch this."""
 
 
 @contextmanager
 def none_sent(connection: Any) -> Iterator[None]:
-    """The hooks are those that a Django backend overrides; ``store/postgresql.py`` has some of its own."""
+    """Replace the hooks that a Django backend overrides; ``store/postgresql.py`` also replaces some."""
     hooks = ("_savepoint", "_savepoint_commit", "_savepoint_rollback")
     before = {name: vars(connection)[name] for name in hooks if name in vars(connection)}
 
     def roll_back(sid: str) -> None:
-        # Whoever catches it, no statement of this transaction follows.
+        # Even if the body catches the exception, no further statement of this transaction is executed.
         connection.needs_rollback = True
         raise Alone("it rolls back to a savepoint")
 

@@ -19,13 +19,13 @@ from jobs.models import Action, Job, Marker
 from jobs.models.fields import first_id
 from jobs.store import databases, of
 
-#: Days that are made ahead, and those that ``migrate`` makes.
+#: How many days are made ahead, and how many ``migrate`` makes.
 AHEAD, FIRST = 7, 2
 
-#: Jobs of a day that something still needs: with more of them prune goes row by row.
+#: If more jobs of a day than this are still needed, prune deletes row by row.
 KEPT = 1000
 
-#: By database and partition: when such a day is looked at again, by the monotonic clock.
+#: By database and partition: when such a day is looked at again, on the monotonic clock.
 _again_at: dict[tuple[str, str], float] = {}
 
 
@@ -51,7 +51,7 @@ def prune(using: str, budget: float) -> int:
 def _drop(using: str, day: datetime.date, name: str, retention: float) -> int:
     begin, end = store.bounds(day)
     jobs = Job.objects.using(using).filter(state__in=store.BY_DAY, pk__gte=first_id(begin), pk__lt=first_id(end))
-    # Others of that day's ids stay: what ended soon after the upgrade stands where it lived.
+    # Other jobs with ids of that day stay: those that ended soon after the upgrade are still in the live table.
     jobs = store.within(jobs, name)
     over = now_plus(-retention)
     needed: Any = Q(finished_at__gte=over) | Exists(Marker.objects.using(using).filter(job=OuterRef("pk")))
@@ -64,7 +64,7 @@ def _drop(using: str, day: datetime.date, name: str, retention: float) -> int:
     try:
         with transaction.atomic(using=using):
             store.lock_day(using, name)
-            # Once more: somebody may have let one run again, or a marker may point at it.
+            # Read again, under the lock: a person may have let one run again, or a marker may point at one.
             ids = list(kept.all())
             if len(ids) > KEPT:
                 return 0
@@ -77,13 +77,13 @@ def _drop(using: str, day: datetime.date, name: str, retention: float) -> int:
     except (OperationalError, ProgrammingError) as exc:
         if not store.is_refused(exc):
             raise
-        # Somebody reads it, and the next round comes soon; or the table is another role's: then prune deletes the rows.
+        # Another session reads it, and the next round comes soon; or another role owns it: then prune deletes the rows.
         return 0
     return number
 
 
 def complete(using: str) -> Any:
-    """After ``migrate``. A table that is divided stays so, whatever the settings say by now."""
+    """Called after ``migrate``. A divided table stays divided, also if the settings no longer say so."""
     try:
         if (conf().HISTORY_BY_DAY and store.divide(using)) or of(using).is_divided:
             store.make_days(using, FIRST, databases.clock(using))

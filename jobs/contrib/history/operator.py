@@ -12,7 +12,7 @@ from jobs.contrib.history import store
 from jobs.contrib.operator.problem import WARNING, Kind, Problem
 from jobs.store import databases, of
 
-#: With fewer days ahead something is wrong.
+#: With fewer days ahead than this something is wrong.
 FEW = 2
 
 KINDS = {

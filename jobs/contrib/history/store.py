@@ -1,14 +1,14 @@
 """The partitions of ``jobs_job`` on PostgreSQL.
 
 ``jobs_job_live`` has what has not ended, and ``jobs_job_failed`` what failed. What succeeded or was cancelled is in
-``jobs_job_done``, by its id: an id says the day of its call, so that a look-up by id reads three tables, however many
-days there are. ``jobs_job_rest`` has what is in no day: ids of other programs, and days that nobody made. A statement
-that names the states of what lives (``state = 'ready'``) is planned for ``jobs_job_live`` alone.
+``jobs_job_done``, by its id: an id contains the day of its call, so a look-up by id reads three tables, however many
+days there are. ``jobs_job_rest`` has the other rows: ids that other programs made, and days without a partition. A
+statement that names live states (``state = 'ready'``) is planned for ``jobs_job_live`` alone.
 
 The table of an earlier release becomes ``jobs_job_live`` as it is. If the history is long, it also keeps what ends
 within :data:`SOON` of the upgrade, and prune deletes that row by row.
 
-An UPDATE that ends a job moves its row. Who waits for that row gets SQLSTATE 40001 (``databases.again_if_moved``).
+An UPDATE that ends a job moves its row. A statement waiting for it gets SQLSTATE 40001 (``databases.again_if_moved``).
 The tables have no common index: a migration that adds a unique constraint to jobs has to name the partition.
 """
 
@@ -31,30 +31,30 @@ from jobs.store import databases, of
 from jobs.store.postgresql import PostgreSQL
 
 LIVE, ENDED, FAILED, DONE, REST = (f"jobs_job_{name}" for name in ("live", "ended", "failed", "done", "rest"))
-#: The states that go by the day.
+#: The states whose rows go to the partition of a day.
 BY_DAY = (State.SUCCEEDED, State.CANCELLED)
 
-#: So many rows are moved while a table is locked.
+#: At most this many rows are moved while a table is locked.
 MOST = 10_000
 
-#: If the table is longer, only jobs that end that much later go to another partition. Until then the server has to read
-#: all of it, which keeps nobody from writing.
+#: If the table is longer, only jobs that end later than this from now go to another partition. Meanwhile the server
+#: reads the whole table, which blocks no writer.
 SOON = datetime.timedelta(days=1)
 
-#: How long a statement waits for a lock for which others wait as well, and how often it tries.
+#: How long a statement waits for a lock (other sessions queue behind it), and how often it tries.
 PATIENCE, LOCK_TRIES = "200ms", 60
 
-#: Seconds for which a process remembers that the table is divided, and that it is not.
+#: Seconds for which a process remembers that the table is divided, and seconds for which that it is not.
 LONG, SHORT = 3600.0, 60.0
 
-#: PostgreSQL's codes of a table that is there already (another worker was faster), and of a role that owns no table.
+#: PostgreSQL's codes: the table exists already (another worker was faster), and the role does not own the table.
 REFUSED = ("42P07", "42501")
 
 _DAY = re.compile(r"jobs_job_(\d{8})")
 
 _IS_ABSENT = "SELECT 1 WHERE to_regclass('jobs_job') IS NULL"
-#: These would belong to ``jobs_job_live`` alone afterwards: foreign keys, triggers, views, policies and publications of
-#: the project.
+#: Finds foreign keys, triggers, views, policies and publications of the project: they would belong to
+#: ``jobs_job_live`` alone afterwards.
 _IS_TIED = """
 SELECT 1 FROM pg_constraint WHERE confrelid = 'jobs_job'::regclass
 UNION ALL SELECT 1 FROM pg_trigger WHERE tgrelid = 'jobs_job'::regclass AND NOT tgisinternal
@@ -64,7 +64,7 @@ UNION ALL SELECT 1 FROM pg_policy WHERE polrelid = 'jobs_job'::regclass
 UNION ALL SELECT 1 FROM pg_publication_rel WHERE prrelid = 'jobs_job'::regclass
 """
 _IS_MANY = "SELECT 1 FROM jobs_job OFFSET %s LIMIT 1"
-#: Whoever divides the table.
+#: The lock of the process that divides the table.
 _TRY = "SELECT pg_try_advisory_xact_lock(7215, 69)"
 _INDEXES = "SELECT indexname, indexdef FROM pg_indexes WHERE tablename = 'jobs_job' AND schemaname = current_schema()"
 _GRANTS = """
@@ -76,17 +76,17 @@ _DAYS = f"""
 SELECT relname FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid
 WHERE inhparent = to_regclass('{DONE}') ORDER BY relname
 """
-#: Who may make a day owns the table, or is a member of the role that does, and may make tables beside it.
+#: A role that may make days owns the table, or is a member of the owner, and may create tables in its schema.
 _LACKS_RIGHT = f"""
 SELECT current_user, pg_get_userbyid(relowner) FROM pg_class WHERE oid = to_regclass('{DONE}')
 AND NOT (pg_has_role(relowner, 'USAGE') AND has_schema_privilege(relnamespace, 'CREATE'))
 """
-#: What proves that no row ends later, so that the server need not read them while it has the table locked.
+#: The constraint that proves that no row ends later: so the server need not read the rows while the table is locked.
 _EARLIER, _BEFORE = "jobs_job_earlier", "finished_at IS NULL OR finished_at < '{}'"
 _WITH_BOUND = f"SELECT conrelid::regclass::text FROM pg_constraint WHERE conname = '{_EARLIER}' AND coninhcount = 0"
 _WITHIN = "id >= %(begin)s AND id < %(end)s"
 _LIKE = "INCLUDING DEFAULTS INCLUDING CONSTRAINTS"
-#: Of the table of the queue: LIKE copies none, and autovacuum would come later in what ended.
+#: The storage parameters of the queue's table: LIKE copies none, and autovacuum would come later in ended rows.
 _STORAGE = """
 SELECT ' WITH (' || array_to_string(reloptions, ', ') || ')' FROM pg_class
 WHERE oid = to_regclass(%s) AND reloptions IS NOT NULL
@@ -96,7 +96,7 @@ WHERE oid = to_regclass(%s) AND reloptions IS NOT NULL
 class Divided(PostgreSQL):
     """PostgreSQL, whose table of jobs may have partitions."""
 
-    #: Whether it has, and until when that is not asked again, on the monotonic clock.
+    #: Whether it has partitions, and until when that is not asked again, on the monotonic clock.
     divided: tuple[bool, float] = (False, 0.0)
 
     @property
@@ -104,7 +104,7 @@ class Divided(PostgreSQL):
         found, until = self.divided
         if time.monotonic() > until:
             found = len(self.parts("jobs_job")) > 1
-            # Nothing undoes it.
+            # No code makes it one table again.
             self.divided = found, time.monotonic() + (LONG if found else SHORT)
         return found
 
@@ -115,23 +115,23 @@ class Divided(PostgreSQL):
     def withdraw(self, key: uuid.UUID) -> bool:
         if not self.is_divided:
             return False
-        # Race: the other job ended while the INSERT waited for its row. So this is a statement of its own.
+        # Race: the other job may end while the INSERT waits for its row. So this is a separate statement.
         ended = "EXISTS (SELECT 1 FROM jobs_job WHERE id = %s AND finished_at IS NOT NULL)"
         sql = f"DELETE FROM jobs_job WHERE id = %s AND state IN ('scheduled', 'ready') AND {ended} RETURNING 1"
         return bool(self.ask(sql, key, key))
 
 
 def divide(using: str) -> bool:
-    """Make partitions of an ordinary table; False: it has some, others refer to it, or somebody else is at it.
+    """Divide an ordinary table; False: it is divided, project objects depend on it, or another process divides it.
 
-    Nobody waits for it much longer than for a lock. ``OperationalError``: it did not get the lock.
+    Other sessions wait for it only a little longer than its own wait for a lock. ``OperationalError``: it got no lock.
     """
     at = of(using)
     if not isinstance(at, Divided) or databases.ask(using, _IS_ABSENT):
         return False
     if at.is_divided or databases.ask(using, _IS_TIED):
         return False
-    # What an earlier try left would refuse this one.
+    # A constraint that an earlier try left would make this one fail.
     mend(using)
     if not databases.ask(using, _IS_MANY, MOST):
         return _divide(using, None)
@@ -143,7 +143,7 @@ def divide(using: str) -> bool:
             earlier = f"CHECK ({_BEFORE.format(since)}) NOT VALID"
             _patiently(using, f"ALTER TABLE jobs_job ADD CONSTRAINT {_EARLIER} {earlier}")
             with connections[using].cursor() as cursor:
-                # It reads the whole table, and keeps nobody from it.
+                # This reads the whole table, and blocks no other session.
                 cursor.execute(f"ALTER TABLE jobs_job VALIDATE CONSTRAINT {_EARLIER}")
             return _divide(using, since)
         finally:
@@ -151,7 +151,7 @@ def divide(using: str) -> bool:
 
 
 def mend(using: str) -> None:
-    """Drop what :func:`divide` leaves if its process is killed: when its time comes, no job could end."""
+    """Drop the constraint that :func:`divide` leaves if its process is killed: after its moment no job could end."""
     if isinstance(of(using), PostgreSQL) and databases.ask(using, _WITH_BOUND):
         with _alone(using) as is_alone:
             if is_alone:
@@ -165,19 +165,19 @@ def _forget_bound(using: str) -> None:
 
 @contextmanager
 def _alone(using: str) -> Iterator[bool]:
-    """Whether nobody else is at it. The lock is a transaction's: behind a pooler each statement may be in another
-    session."""
+    """Whether no other process divides the table. The lock belongs to a transaction: behind a pooler each statement
+    may run in another session."""
     with databases.apart(using) as own:
         own.set_autocommit(False)
         with own.cursor() as cursor:
-            # It waits while a large table is validated.
+            # This session is idle while a large table is validated.
             cursor.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
             cursor.execute(_TRY)
             yield cursor.fetchone()[0]
 
 
 def _patiently(using: str, *statements: str) -> None:
-    """Execute statements that need a lock, and let nobody wait for long behind them."""
+    """Execute statements that need a lock, so that no other session waits behind them for long."""
     for left in reversed(range(LOCK_TRIES)):
         try:
             with transaction.atomic(using=using), connections[using].cursor() as cursor:
@@ -194,7 +194,7 @@ def _patiently(using: str, *statements: str) -> None:
 def _divide(using: str, since: datetime.datetime | None) -> bool:
     """
     Parameters:
-        since: what ends later goes to its partition; None: everything.
+        since: jobs that end later than this go to their partition; None: all jobs.
     """
     storage = _storage(using, "jobs_job")
     statements = [
@@ -207,13 +207,13 @@ def _divide(using: str, since: datetime.datetime | None) -> bool:
         *(grant for (grant,) in databases.ask(using, _GRANTS)),
     ]
     for name, definition in databases.ask(using, _INDEXES):
-        # Those of what ended stay on what lives, too, and are empty: a plan that reads all in the order of an index
-        # would sort what waits.
+        # The indexes of ended jobs stay on the live table, too, where they are empty. Without them, a plan that reads
+        # all partitions in the order of an index would sort the waiting jobs.
         if not any(f"'{state.value}'" in definition for state in LIVE_STATES):
             for table in (FAILED, DONE):
                 new = name.replace("jobs_job", table)
                 if name == "jobs_job_pkey":
-                    # More than a unique index: logical replication knows rows by it.
+                    # A unique index is not enough: logical replication identifies rows by the primary key.
                     statements.append(f"ALTER TABLE {table} ADD CONSTRAINT {new} PRIMARY KEY (id)")
                     continue
                 statements.append(re.sub(r"INDEX \S+ ON (ONLY )?\S+", f"INDEX {new} ON {table}", definition))
@@ -257,7 +257,7 @@ def days(using: str) -> dict[datetime.date, str]:
 
 
 def within(jobs: Any, name: str) -> Any:
-    """Those of the jobs that stand in this partition."""
+    """The jobs, out of these, that are in this partition."""
     return jobs.extra(where=["tableoid = %s::regclass"], params=[name])
 
 
@@ -267,33 +267,33 @@ def bounds(day: datetime.date) -> tuple[datetime.datetime, datetime.datetime]:
 
 
 def missing(using: str, ahead: int, now: datetime.datetime) -> Iterator[datetime.date]:
-    """Of today, by the database's clock, and the days ahead those that have no partition."""
+    """The days without a partition: of today, by the database's clock, and the days ahead."""
     there, today = days(using), now.astimezone(datetime.UTC).date()
     every = (today + datetime.timedelta(days=number) for number in range(ahead + 1))
     return (day for day in every if day not in there)
 
 
 def lacks_right(using: str) -> tuple[str, str] | None:
-    """This process's role, and that of the owner, if it may not make days."""
+    """This process's role and the owner's role, if this process may not make days; else None."""
     return next(iter(databases.ask(using, _LACKS_RIGHT)), None)
 
 
 def make_days(using: str, ahead: int, now: datetime.datetime) -> int:
-    """Make the partitions that are missing; how many these were.
+    """Make the missing partitions; returns how many it made.
 
-    Race: another worker makes the same. One is refused, and that is that.
+    Race: another worker makes the same partition. The database refuses one of the two, which is harmless.
     """
     return sum(make_day(using, day) for day in list(missing(using, ahead, now)))
 
 
 def make_day(using: str, day: datetime.date) -> bool:
-    """Make the partition of a day, with what ended without one; False: it is there, or in use, or that is too much."""
+    """Make a day's partition and move its rows there; False: it exists, is in use, or there are too many rows."""
     name, (begin, end) = f"jobs_job_{day:%Y%m%d}", bounds(day)
     try:
         with transaction.atomic(using=using), connections[using].cursor() as cursor:
             cursor.execute(f"SET LOCAL lock_timeout = '{PATIENCE}'")
             cursor.execute(f"CREATE TABLE {name} (LIKE {DONE} {_LIKE} INCLUDING INDEXES){_storage(using, LIVE)}")
-            # To attach it would lock and read the rest as well, which has few rows.
+            # Attaching the partition would lock and read the rest, too; it has few rows.
             cursor.execute(f"LOCK TABLE {REST} IN ACCESS EXCLUSIVE MODE")
             values = {"begin": first_id(begin), "end": first_id(end)}
             cursor.execute(
@@ -319,16 +319,16 @@ def is_refused(exc: BaseException) -> bool:
 
 
 def lock_day(using: str, name: str) -> None:
-    """Nobody writes in a day until the transaction ends. ``OperationalError``: somebody does."""
+    """Lock a day against writers until the transaction ends. ``OperationalError``: another session is writing there."""
     with connections[using].cursor() as cursor:
         cursor.execute(f"SET LOCAL lock_timeout = '{PATIENCE}'")
         cursor.execute(f"LOCK TABLE {name} IN SHARE ROW EXCLUSIVE MODE")
 
 
 def drop_day(using: str, name: str, kept: Sequence[Any]) -> None:
-    """Drop a day that is locked; the jobs that are ``kept`` go to the rest. Ends of jobs wait until the commit.
+    """Drop a locked day; the jobs that are ``kept`` go to the rest. No job can end until this transaction commits.
 
-    ``OperationalError``: somebody reads it.
+    ``OperationalError``: another session reads it.
     """
     with connections[using].cursor() as cursor:
         cursor.execute(f"ALTER TABLE {DONE} DETACH PARTITION {name}")

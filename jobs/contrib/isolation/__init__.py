@@ -1,3 +1,3 @@
-"""What no rollback takes back is found where it happens inside of a transaction: ``JOBS["ISOLATION"]``."""
+"""Find effects that no rollback undoes, where they happen inside of a transaction: ``JOBS["ISOLATION"]``."""
 
 PUBLIC = {"testing.isolation": "isolation"}

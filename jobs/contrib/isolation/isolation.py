@@ -1,10 +1,10 @@
-"""What no rollback takes back must not happen in a transaction: find it where it happens (``JOBS["ISOLATION"]``).
+"""Find effects in a transaction that no rollback undoes, where they happen (``JOBS["ISOLATION"]``).
 
-A mail, an HTTP request and a message to a stock task leave although the transaction rolls back, and a cache tells
-others what is not committed; meanwhile the transaction holds its locks. The transaction of Django's ``TestCase`` is
-none of these.
+A mail, an HTTP request and a message to a stock task leave although the transaction rolls back, and a cache shows
+other processes what is not committed; meanwhile the transaction holds its locks. The transaction of Django's
+``TestCase`` does not count.
 
-The body of a durable task is watched in another way: what is in none of its steps happens again at each wake.
+The body of a durable task is watched in another way: what it does outside of its steps happens again at each wake.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from jobs.lifecycle.run import current_run
 from jobs.models import tables
 from jobs.store import databases
 
-#: For each kind: what is wrong with it in a transaction, and the cure outside of a job, and in a body.
+#: For each kind: what is wrong with it in a transaction, the cure outside of a job, and the cure in a body.
 TEXTS = {
     "mail": (
         "leaves although the transaction may roll back",
@@ -57,15 +57,15 @@ TEXTS = {
     ),
 }
 
-#: What stands for both cures in the body of a task with ``grouped=True``: what is allowed elsewhere may happen twice
-#: there whenever a neighbour fails.
+#: Replaces both cures in the body of a task with ``grouped=True``: there, what is allowed elsewhere may happen twice
+#: whenever a neighbour fails.
 IN_GROUP = "leave grouped=True out of the task: if a neighbour of it fails, its body is rolled back and called again"
 
-#: What stands for both cures in a step of a durable task, and in its body outside of steps.
+#: Replace both cures: in a step of a durable task, and in its body outside of steps.
 IN_STEP = "make it a step of its own, with effect=True"
 OUTSIDE = "do it in a step: self.step(name, function, ...), with effect=True if it leaves the database"
 
-#: A statement that writes, and its table; and what a new row of some of our tables is.
+#: Matches a statement that writes, and its table; and what a new row in some of our tables stands for.
 WRITE = re.compile(r"""\s*(insert|replace|update|delete)\b(?: ignore)?(?: into| from)?\s+["`]?(\w+)""", re.I)
 CALLS = {"jobs_job": "the call of a task", "jobs_signal": "a signal", "jobs_event": "an event"}
 
@@ -75,7 +75,7 @@ WRITES = (
     *("decr", "delete_pattern", "expire", "expire_at", "pexpire", "persist"),
 )
 
-#: The mode and what is allowed, as the innermost block around says it; None without a block.
+#: The mode and what is allowed, from the innermost surrounding block; None without a block.
 _around: ContextVar[tuple[str | None, tuple[str, ...]] | None] = ContextVar("jobs.isolation", default=None)
 
 #: The run in whose body a block of ``atomic()`` ended last, and where that stands.
@@ -85,13 +85,13 @@ _inner: ContextVar[tuple[Any, ...]] = ContextVar("jobs.isolation.inner", default
 _outside: ContextVar[Callable[[], bool] | None] = ContextVar("jobs.isolation.outside", default=None)
 
 
-#: Called in place of what would leave, with its kind and what to call it; its answer is what the caller gets.
+#: Called in place of the effect, with its kind and its description; the caller gets its return value.
 _stand_in: ContextVar[Callable[[str, str], Any] | None] = ContextVar("jobs.isolation.stand_in", default=None)
 
 
 @contextmanager
 def stopped(stand_in: Callable[[str, str], Any]) -> Iterator[None]:
-    """Nothing leaves the block, whatever the settings allow: ``stand_in`` is called in its place, and may raise."""
+    """No effect leaves the block, whatever the settings allow: ``stand_in`` is called instead, and may raise."""
     install()
     before = _stand_in.set(stand_in)
     try:
@@ -102,10 +102,10 @@ def stopped(stand_in: Callable[[str, str], Any]) -> Iterator[None]:
 
 @contextmanager
 def isolation(mode: str | None = "raise", allow: Sequence[str] = ()) -> Iterator[None]:
-    """Watch a block, or the function that it decorates, as ``JOBS["ISOLATION"]`` watches all.
+    """Watch a block, or the decorated function, as ``JOBS["ISOLATION"]`` watches the whole process.
 
     Parameters:
-        mode: ``"raise"``, ``"warn"``, or None: the block may do what it likes.
+        mode: ``"raise"``, ``"warn"``, or None: the block may do anything.
         allow: kinds (``"mail"``, ``"http"``, ``"cache"``, ``"celery"``; outside of the steps of a durable task also
             ``"database"`` and ``"call"``), and names or patterns of tasks.
 
@@ -123,7 +123,7 @@ def isolation(mode: str | None = "raise", allow: Sequence[str] = ()) -> Iterator
 
 
 def check(kind: str, what: str) -> None:
-    """Called where it is about to happen."""
+    """Called where such an effect is about to happen."""
     mode, allow = _mode()
     run = current_run()
     is_grouped = run is not None and getattr(run.task, "grouped", False)
@@ -163,7 +163,7 @@ def _mode() -> tuple[str | None, Sequence[str]]:
 
 @contextmanager
 def repeated(outside: Callable[[], bool]) -> Iterator[bool]:
-    """Watch the body of a durable task, also for what it writes and calls outside of its steps.
+    """Watch the body of a durable task, also for writes and calls outside of its steps.
 
     It yields whether it watches.
     """
@@ -180,9 +180,9 @@ def repeated(outside: Callable[[], bool]) -> Iterator[bool]:
 
 
 def watch_connections() -> None:
-    """Watch what this thread asks of the databases."""
+    """Watch the statements that this thread sends to the databases."""
     for connection in connections.all():
-        # Django's ``execute_wrapper()`` removes the last one at its end, so this one comes first.
+        # Django's ``execute_wrapper()`` removes the last wrapper at its end, so this one is put first.
         connection.execute_wrappers.insert(0, _watch_writes)
 
 
@@ -209,7 +209,7 @@ def own_tables() -> frozenset[str]:
 
 
 def places() -> Iterator[tuple[type, str, str, Callable[..., str]]]:
-    """Where something leaves: the class, its method, the kind, and what to call it."""
+    """Where effects leave the process: the class, its method, the kind, and a function that describes the effect."""
     yield EmailMessage, "send", "mail", lambda message, *given: f"the mail {message.subject!r}"
     yield smtplib.SMTP, "sendmail", "mail", lambda server, *given: "a mail"
     # urllib, requests and urllib3 go through it as well.
@@ -217,12 +217,12 @@ def places() -> Iterator[tuple[type, str, str, Callable[..., str]]]:
     for alias in settings.CACHES:
         for name in (each for each in WRITES if hasattr(caches[alias], each)):
             yield type(caches[alias]), name, "cache", lambda cache, *given, name=name: f"{name}() of a cache"
-    # What goes as a row with the transaction does not come by here.
+    # Calls that become a row of the transaction do not pass through here.
     yield Celery, "send_task", "celery", lambda app, name="", *given: f"the stock task {name}"
 
 
 def install() -> None:
-    """Watch this process; a second time only what has come since."""
+    """Watch this process; a second call adds only what was imported since."""
     for place in places():
         _watch(*place)
     if not hasattr(Atomic.__exit__, "is_watched_by_jobs"):
@@ -240,7 +240,7 @@ def _noting(leave: Callable[..., Any]) -> Callable[..., Any]:
             frame = inspect.currentframe()
             while frame and (name := frame.f_globals.get("__name__", "")) in (__name__, "contextlib"):
                 frame = frame.f_back
-            # What Django and jobs have of them themselves is no claim of the body's.
+            # The blocks of Django and of jobs themselves do not count as the body's.
             if frame is not None and name.partition(".")[0] not in ("django", __name__.partition(".")[0]):
                 _inner.set((run, f"{frame.f_code.co_filename}:{frame.f_lineno}"))
         return left

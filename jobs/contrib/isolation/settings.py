@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    #: What becomes of a mail, an HTTP request, a cache write or a call of a stock task inside of an open transaction,
-    #: which may roll back: ``"raise"`` (in tests), ``"warn"`` (Python's warnings), or None: nothing. The same of what a
-    #: durable task does outside of its steps, also a write or a call: that happens again at each wake.
+    #: What to do about a mail, an HTTP request, a cache write or a call of a stock task inside of an open transaction,
+    #: which may roll back: ``"raise"`` (in tests), ``"warn"`` (Python's warnings), or None: nothing. The same for what
+    #: a durable task does outside of its steps, also for writes and calls: they happen again at each wake.
     ISOLATION: str | None = None
-    #: What of that is all right: ``"mail"``, ``"http"``, ``"cache"``, ``"celery"``; of durable tasks ``"database"`` and
-    #: ``"call"``; or names of tasks in whose bodies all of it is; ``"shop.*"`` matches a prefix.
+    #: What is allowed: ``"mail"``, ``"http"``, ``"cache"``, ``"celery"``; for durable tasks ``"database"`` and
+    #: ``"call"``; or names of tasks whose bodies may do all of it; ``"shop.*"`` matches a prefix.
     ISOLATION_ALLOW: Sequence[str] = ()
 
 
-#: As those of ``jobs.conf``.
+#: Same form as in ``jobs.conf``.
 RULES = {
     "ISOLATION": ("raise|warn", "'raise' or 'warn', or None, not {!r}"),
 }

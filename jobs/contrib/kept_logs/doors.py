@@ -1,4 +1,4 @@
-"""The part of the kept lines in the core. Where nothing is kept, nothing of it is on the way of a job."""
+"""The part of the kept lines in the core. Where no lines are kept, none of its code runs in a job's way."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _set_up(*, setting: str = "JOBS", **kwargs: Any) -> None:
 class KeptLogs(Extension):
     def ready(self) -> None:
         _set_up()
-        # Of tests.
+        # Tests send this signal.
         setting_changed.connect(_set_up, dispatch_uid="jobs.contrib.kept_logs")
 
     def deleting(self, jobs: Any, using: str) -> None:

@@ -1,4 +1,4 @@
-"""Lines of tasks whose arguments are encrypted are encrypted as a whole, because they may repeat these."""
+"""If a task's arguments are encrypted, its lines are encrypted as a whole, because they may repeat the arguments."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def read(stored: dict[str, Any], reveals: bool) -> dict[str, Any] | None:
     """The lines as they were; None if they may not, or cannot, be read.
 
     Parameters:
-        reveals: whoever looks may read what is encrypted.
+        reveals: the reader may see encrypted values.
     """
     if "__type__" not in stored:
         return stored

@@ -1,7 +1,7 @@
 """The lines of a run: caught where any logger makes its record, and written when the run has ended.
 
-They are written after the body's transaction, in one statement: those of a body that was rolled back stay. A run whose
-end is not told keeps none: its process died, another run has its job, or its group was rolled back and it runs again.
+They are written after the body's transaction, in one statement: so the lines of a body that was rolled back stay. A run
+without a reported end keeps none: its process died, another run has its job, or its group was rolled back.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from jobs.lifecycle.run import Run, current_run
 from jobs.models import Job
 from jobs.models.values import safe_repr, scrub
 
-#: Of an attempt so many lines, and characters of them, are kept: one half are the first, the other the last.
+#: How many lines, and characters, of an attempt are kept: one half from its beginning, the other from its end.
 MOST, SIZE = 200, 64 * 1024
-#: Characters of a line; and how many of the last attempts of a job have lines.
+#: The most characters of a line; and for how many of a job's last attempts lines are kept.
 LONGEST, ATTEMPTS = 4000, 20
 
-#: How each run can end, as far as it is told.
+#: The signals of the ends of runs.
 ENDS = (signals.succeeded, signals.retried, signals.failed, signals.cancelled, signals.rescued)
 
 
@@ -62,7 +62,7 @@ _is_catching = False
 
 
 def listen(is_on: bool) -> None:
-    """Keep lines from now on, in this process, or keep none any more."""
+    """Keep lines in this process from now on, or stop keeping them."""
     global _is_catching
     for end in ENDS:
         if is_on:
@@ -75,8 +75,8 @@ def listen(is_on: bool) -> None:
 
 
 def _catch() -> None:
-    # A handler would see neither loggers that do not propagate, as those of Celery's tasks, nor, once Celery has set
-    # up the log of a worker, any at all.
+    # A handler is not enough: loggers that do not propagate, such as those of Celery's tasks, would not reach it, and
+    # no logger would after Celery has set up the log of a worker.
     make = logging.getLogRecordFactory()
 
     def made(*args: Any, **kwargs: Any) -> logging.LogRecord:
@@ -89,7 +89,7 @@ def _catch() -> None:
 
 
 def _note(run: Run, record: logging.LogRecord) -> None:
-    # What our own log says of a job, its row says as well.
+    # What our own log says of a job is in its row as well.
     # ``logging.makeLogRecord()`` makes one without a level, and fills it in later.
     if record.name != "jobs" and record.levelno is not None and record.levelno >= level_of(run.job.task):
         vars(run).setdefault("log_lines", Lines()).add(_line(record))
@@ -101,7 +101,7 @@ def _line(record: logging.LogRecord) -> list[Any]:
         if record.exc_info and record.exc_info[0] is not None:
             text = f"{text}\n{logging.Formatter().formatException(record.exc_info)}"
     except Exception as exc:
-        # As the log does, which complains on stderr.
+        # Do not raise: the log itself only complains on stderr.
         says = record.msg if isinstance(record.msg, str) else safe_repr(record.msg)
         text = f"{says} {safe_repr(record.args)} ({exc!r})"
     return [round(record.created, 3), record.levelname, scrub(record.name, 200), scrub(text, LONGEST)]
@@ -109,7 +109,7 @@ def _line(record: logging.LogRecord) -> list[Any]:
 
 @lru_cache(maxsize=1000)
 def level_of(task: str) -> float:
-    """From which level on the lines of a task are kept; infinity: none."""
+    """The level from which on the lines of a task are kept; infinity: none are."""
     found = [level for pattern, level in conf().KEEP_LOGS.items() if fnmatchcase(task, pattern)]
     return logging.getLevelNamesMapping()[found[-1]] if found else float("inf")
 
@@ -124,13 +124,13 @@ setting_changed.connect(_forget, dispatch_uid="jobs.contrib.kept_logs.level")
 
 def _write(job: Any, using: str, **kwargs: Any) -> None:
     run = current_run()
-    # A body may have had another job end.
+    # The signal may be about another job, which the body ended.
     if run is None or run.job is not job or (found := vars(run).pop("log_lines", None)) is None:
         return
     lines = LogLines(job=job.pk, attempt=job.lease, lines=hidden(job.task, found.stored()))
     try:
         with store.of(using).write_mutex(), transaction.atomic(using=using):
-            # Race: the job was deleted, with the lines that it had, since its end.
+            # Race: the job may have been deleted, with its earlier lines, since its end.
             rows = Job.objects.using(using).filter(pk=job.pk).select_for_update()
             if rows.values_list("pk", flat=True).first() is None:
                 return

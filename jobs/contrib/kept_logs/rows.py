@@ -15,7 +15,7 @@ def attempts(job: Job, reveals: bool = False) -> list[dict[str, Any]]:
     """Each attempt that has lines, the last one first.
 
     Parameters:
-        reveals: whoever looks may read what is encrypted. Else the lines of such an attempt are None.
+        reveals: the reader may see encrypted values. If not, the lines of an attempt with encrypted lines are None.
     """
     rows = LogLines.objects.using(job._state.db).filter(job=job.pk).order_by("-attempt", "-pk")
     seen = shown(job)

@@ -13,7 +13,7 @@ class Settings:
     KEEP_LOGS: Mapping[str, str] = field(default_factory=dict)
 
 
-#: As those of ``jobs.conf``.
+#: Same form as in ``jobs.conf``.
 RULES = {
     "KEEP_LOGS": (
         lambda value: isinstance(value, Mapping) and all(each in [*getLevelNamesMapping()] for each in value.values()),

@@ -1,4 +1,4 @@
-"""The limits: which hold and where they come from, how far each is used, and a form to set or remove one by hand."""
+"""The limits: which are in force and where they come from, how far each is used, and a form to set or remove one."""
 
 from typing import Any
 
@@ -103,7 +103,7 @@ class LimitAdmin(ReadOnlyAdmin):
 
     @page("remove/", "limit_remove", "set_limit")
     def remove(self, request: HttpRequest) -> HttpResponse:
-        """Remove a limit that was set by hand: what the settings and the code say holds again."""
+        """Remove a limit that was set by hand: those of the settings and the code hold again."""
         row = self.get_queryset(request).filter(pk=request.POST.get("name", "").replace("\0", "")).first()
         if row is None:
             messages.warning(request, gettext("Nothing was changed."))

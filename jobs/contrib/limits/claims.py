@@ -2,12 +2,12 @@
 
 Two constraints are the proof: no two running jobs of a limit have the same slot (``jobs_job_limit_slot``,
 ``jobs_job_queue_slot``), so there are never more of them than slots. A slot is free when its job does not run any
-more, however that came. Of two claims that choose the same slot, one fails and looks again. The rate is one row for
+more, for any reason. If two claims choose the same slot, one of them fails and looks again. The rate is one row for
 each limit (``RateLimiter``), which one conditional statement moves on.
 
 A claim takes one job of a limit at the most, the first of its line: what waits behind another in a batch would have a
-slot, and not use it. A job whose limit is reached stays where it is, and a claim steps over it. Where many of those
-stand in the way they are *held*: out of the index that claims read, until somebody lets in the first of their line.
+slot, and not use it. A job whose limit is reached stays where it is, and a claim steps over it. If many of
+these stand in the way they are *held*: out of the index that claims read, until a worker lets in the first of the line.
 """
 
 from __future__ import annotations
@@ -39,30 +39,30 @@ from jobs.models.columns import ORDER, POSITION
 from jobs.store import databases
 from jobs.store.base import Claim
 
-#: Jobs that stand in the way are held from this number on.
+#: From this number on, jobs that stand in the way are held.
 CROWD = 50
-#: Of the limit that most of these have, so many jobs are held in one statement.
+#: How many jobs of the limit that most of them share are held in one statement.
 KIN = 1000
-#: A claim reads so many rows beyond those that it asks for: at first, and while some stand in the way.
+#: How many rows a claim reads beyond those that it asks for: at first, and while some stand in the way.
 FEW, MORE = 10, CROWD
 #: The same from the beginning of the queue.
 WINDOW = 200
-#: Seconds between two looks at what is held, or stands in the way, while claims find something.
+#: Seconds between two looks at jobs that are held or in the way, while claims find something.
 LOOK = 1.0
-#: The same while they find nothing, however often the process is woken.
+#: The same while claims find nothing, however often the process is woken.
 QUIET = 0.25
-#: How many times a claim goes on after it has moved others out of its way.
+#: How many times a claim goes on after it has moved jobs out of its way.
 TRIES = 200
 #: How many limiters are looked at together.
 LIMITERS = 100
-#: A job is let in so many seconds before its time.
+#: How many seconds before its time a job is let in.
 AHEAD = 2.0
-#: How many jobs of all limiters are let in at once, at the most. They stand in the way until their time comes, so they
-#: are far fewer than :data:`CROWD`, from which on jobs are held again.
+#: The most jobs, over all limiters, that are let in at once. They stand in the way until their time comes, so they
+#: are far fewer than :data:`CROWD`, the number from which on jobs are held again.
 LET_IN = CROWD // 2
 #: Seconds between two looks at a limiter, however fast its rate is.
 SHORTEST_LOOK = 0.05
-#: Seconds between two looks at what is held, however far off its rate's time is: the rate may be another one by then.
+#: Seconds between two looks at held jobs, however late their rate opens: meanwhile the rate may be changed.
 LONGEST_LOOK = 60.0
 
 
@@ -70,36 +70,36 @@ LONGEST_LOOK = 60.0
 class Found:
     """What the limits say of the first jobs of a queue."""
 
-    #: Those that may run now: the row, its slot, and its slot in the queue.
+    #: Rows that may run now: the row, its slot, and its slot in the queue.
     picked: list[tuple[Any, int | None, int | None]] = field(default_factory=list)
-    #: Those whose limit is reached.
+    #: Rows whose limit is reached.
     blocked: list[Any] = field(default_factory=list)
-    #: Those that were called before their task had a limit.
+    #: Rows that were called before their task had a limit.
     unmarked: list[Any] = field(default_factory=list)
-    #: In how many seconds the first rate lets the next one start; infinite: none has to be waited for.
+    #: Seconds until the first rate lets its next job start; infinite: no job waits for a rate.
     opens_in: float = inf
-    #: The limiters to move on: what the next starts are counted from, and from when on the ones after them are.
+    #: The limiters to move on: from when on the next starts are counted, and from when on the starts after those.
     limiters: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 
 class LimitedClaimer(claims.Claimer):
-    """Claims for one process, and heeds the limits. Without any it is the :class:`claims.Claimer`."""
+    """Claims for one process, and obeys the limits. Without limits it works as :class:`claims.Claimer`."""
 
     def __init__(self, app: Any = None) -> None:
         super().__init__(app)
         self._app = app
-        #: The limits of the jobs that this process had claimed: their slots may be free.
+        #: The limits of jobs that this process had claimed and that have left it: their slots may be free.
         self._left: dict[str, set[str]] = defaultdict(set)
-        #: Whether some are held back, as this process saw it last.
+        #: Whether some jobs are held back, as this process saw it last.
         self._holds = False
         #: For each database and queue: until when it is claimed as if no task had a limit, because no such job is near.
         self._plain_until: dict[tuple[str, str], float] = {}
-        #: For each database and queue: when it looks after what is held.
+        #: For each database and queue: when it next looks at held jobs.
         self._tidy_at: dict[tuple[str, str], float] = {}
-        #: For each database and queue: the position of the row that was the first when it looked last.
+        #: For each database and queue: the position of the row that was the first at the last look.
         self._start: dict[tuple[str, str], tuple[Any, ...]] = {}
-        #: For each database and queue: until when it leaves what is held alone, because nobody could be let in; and by
-        #: which limits.
+        #: For each database and queue: until when it ignores held jobs, because none could be let in; and the limits
+        #: for which that was found.
         self._known: Limits | None = None
         self._quiet_until: dict[tuple[str, str], float] = {}
         #: The databases and queues at whose beginning more than a few jobs stand in the way.
@@ -112,12 +112,12 @@ class LimitedClaimer(claims.Claimer):
         """Seconds until a rate lets the next job start."""
         now = time.monotonic()
         pause = max(0.001, min(self._opens_at.values(), default=inf) - now)
-        # At its time it counts once: its queue may not be claimed any more.
+        # A time that has passed counts once: this process may no longer claim from that queue.
         self._opens_at = {spot: at for spot, at in self._opens_at.items() if at > now}
         return pause
 
     def promising(self, using: str, queues: Sequence[str]) -> Sequence[str]:
-        # A claim lets in what is held, and waits in no queue before.
+        # Only a claim lets in held jobs, so no queue may be skipped.
         return queues if worker_state.holds or self._holds else super().promising(using, queues)
 
     def note_left(self, jobs: Iterable[Job]) -> None:
@@ -127,7 +127,7 @@ class LimitedClaimer(claims.Claimer):
                 self._left[str(job._state.db)].add(job.limit_key)
 
     def may_find_more(self, jobs: Sequence[Job], asked: int) -> bool:
-        # Of a limit one job is claimed after the other; of one with a single slot the next one waits for its end.
+        # A claim takes one job of a limit. With a single slot the next job waits for the end of this one.
         tasks = limits.in_force(self._app or celery_app()).tasks
         return super().may_find_more(jobs, asked) or any(tasks.get(job.task, Limit(1)).slots != 1 for job in jobs)
 
@@ -146,7 +146,7 @@ class LimitedClaimer(claims.Claimer):
         return self._claim_within(known, using, claim)
 
     def _claim_within(self, known: Limits, using: str, claim: Claim) -> list[Job]:
-        """Claim no more than the limits leave."""
+        """Claim no more than the limits permit."""
         queue, spot = claim.queue, (using, claim.queue)
         last = self._let_in_left(using, queue, known)
         rows: list[Job] = []
@@ -154,13 +154,13 @@ class LimitedClaimer(claims.Claimer):
         for _ in range(TRIES):
             now = time.monotonic()
             try:
-                # Before the position of an old look a better job may have come.
+                # The position of an old look is not used: meanwhile a better job may have come before it.
                 start = self._start.get(spot, ()) if now < self._tidy_at.get(spot, 0.0) else ()
                 if claim.order is not None:
                     rows = limited.take(using, claim, known, FEW) if at_once else _take_anywhere(using, claim, known)
                     claim = claim._replace(order=None)
                 elif start and last:
-                    # Up to those that were just let in. Of those that are held there are index entries behind them.
+                    # Read only up to the jobs just let in: behind them are the old index entries of held jobs.
                     rows, last = limited.take(using, claim, known, FEW, start, last), ()
                     self._start[spot] = POSITION(rows[0]) if rows else start
                 if start and not rows:
@@ -174,7 +174,7 @@ class LimitedClaimer(claims.Claimer):
                 is_behind = isinstance(exc, IntegrityError) or databases.sqlstate(exc) == databases.DIVISION_BY_ZERO
                 if not is_behind and not databases.is_conflict(exc):
                     raise
-                # Race: another claim chose the same slot, and has it; or it passed one of the limiters.
+                # Race: another claim chose the same slot and took it, or it passed one of the limiters first.
                 continue
             if now < (self._tidy_at if rows else self._quiet_until).get(spot, 0.0):
                 break
@@ -184,14 +184,14 @@ class LimitedClaimer(claims.Claimer):
             try:
                 may_find_more = self._tidy(using, queue, known)
             except Error as exc:
-                # What was claimed is run all the same; of two that tidy, one may have to give way.
+                # Jobs that were claimed run all the same. If two processes tidy, one may have to give way.
                 if not rows and not databases.is_conflict(exc):
                     raise
                 break
             if not rows and not may_find_more:
                 until = now + QUIET
                 self._quiet_until[spot] = min(until, self._opens_at.get(spot, until))
-                # Only if no queue may have anything else.
+                # Rest only if no queue may have another job.
                 spots = ((alias, name) for alias in conf().DATABASES for name in worker_state.queues)
                 worker_state.rests_until = min((self._quiet_until.get(each, 0.0) for each in spots), default=0.0)
             if rows or not may_find_more:
@@ -199,7 +199,7 @@ class LimitedClaimer(claims.Claimer):
         return rows
 
     def _let_in_left(self, using: str, queue: str, known: Limits) -> tuple[Any, ...]:
-        """Let in those behind the jobs that this process had; returns where the last one in this queue stands."""
+        """Let in the jobs behind those that left this process; returns the place of the last one in this queue."""
         if not (left := self._left.pop(using, None)):
             return ()
         found: list[Any] = []
@@ -211,13 +211,13 @@ class LimitedClaimer(claims.Claimer):
                 self._start[using, name] = min(self._start.get((using, name), place), place)
             found += [place] if name == queue else []
         if len(closed) < len(left) or not found:
-            # Those that wait for them are where all claims look.
+            # The waiting jobs of these limits are now where all claims look.
             self._quiet_until.clear()
             worker_state.rests_until = 0.0
         return max(found, default=())
 
     def _tidy(self, using: str, queue: str, known: Limits) -> bool:
-        """Let in whose turn it is, and hold what stands in the way; whether a claim may find more now."""
+        """Let in the jobs whose turn it is, and hold those in the way; returns whether a claim may find more now."""
         spot = (using, queue)
         now = databases.epoch(using)
         closed = RateLimiter.objects.using(using).filter(look_at__isnull=False)
@@ -248,7 +248,7 @@ class LimitedClaimer(claims.Claimer):
 
 
 def _take_anywhere(using: str, claim: Claim, known: Limits) -> list[Job]:
-    """As SQL that every database knows, in one transaction."""
+    """The claim in SQL for every database, in one transaction."""
     size, jobs, ready = claim.limit, Job.objects.using(using), store.of(using).ready(claim)
     # Without the write lock: most looks find nothing.
     if not ready.values_list("pk")[:1]:
@@ -274,7 +274,7 @@ def _rows(jobs: QuerySet[Job]) -> QuerySet[Job, Any]:
 
 
 def running_in(using: str, keys: Iterable[str]) -> dict[str, set[int]]:
-    """The slots that are taken, of each limit."""
+    """The slots of each limit that are taken."""
     found: dict[str, set[int]] = defaultdict(set)
     rows = Job.objects.using(using).filter(WITH_SLOT, limit_key__in=list(keys))
     for job in rows.only("limit_key", "limit_slot"):
@@ -283,10 +283,10 @@ def running_in(using: str, keys: Iterable[str]) -> dict[str, set[int]]:
 
 
 def _sort(using: str, queue: str, rows: Sequence[Any], size: int, known: Limits, is_exact: bool = True) -> Found:
-    """Which of the first rows of a queue may run now. It reads, and changes nothing.
+    """Which of the first rows of a queue may run now. This only reads.
 
     Parameters:
-        is_exact: False leaves out whether others of their line are held before them.
+        is_exact: False: do not check whether jobs before them in their line are held.
     """
     found, own, of_queue = Found(), known.queues.get(queue, Limit()), name_of(queue)
     keys = {row.limit_key for row in rows if row.limit_key is not None and row.task in known.tasks}
@@ -297,11 +297,11 @@ def _sort(using: str, queue: str, rows: Sequence[Any], size: int, known: Limits,
     free = _free_slots(using, queue, own)
     if (most := own.permits(limiters.get(of_queue), now)) < 1:
         found.opens_in = own.opens_in(limiters.get(of_queue), now)
-    # Else nothing of the queue runs, and nothing is in anybody's way.
+    # If the queue itself is full, no job of it runs, and none is in another job's way.
     is_open = most >= 1 and free != []
     shut: set[str] = set()
     taken_now: set[str] = set()
-    # The rates that go on: of a task's limit one at the most.
+    # The rates that move on: by one start at the most for the limit of a task.
     begun: dict[str, Limit] = {}
     for row in rows:
         limit, slot = known.tasks.get(row.task), None
@@ -317,7 +317,7 @@ def _sort(using: str, queue: str, rows: Sequence[Any], size: int, known: Limits,
             if key in taken_now:
                 continue
             if key in shut or is_full or opens_in or (held is not None and held < POSITION(row)):
-                # Nor any behind it: they keep their order.
+                # No job behind it in its line may run either: they keep their order.
                 shut.add(key)
                 if is_open:
                     found.blocked.append(row)
@@ -355,7 +355,7 @@ def _line(using: str, key: str, queue: str) -> QuerySet[Job]:
 
 
 def _hold(using: str, queue: str, blocked: Sequence[Any]) -> int:
-    """Take what stands in the way out of the index that claims read."""
+    """Take the jobs that stand in the way out of the index that claims read."""
     ids = {row.pk for row in blocked}
     [(key, _)] = Counter(row.limit_key for row in blocked).most_common(1)
     ids.update(_line(using, key, queue).filter(CLAIMABLE).values_list("pk", flat=True)[:KIN])
@@ -373,16 +373,16 @@ def _hold(using: str, queue: str, blocked: Sequence[Any]) -> int:
 
 
 def _take_rate(using: str, limiter: RateLimiter, now: float) -> bool:
-    """Of all that find a limiter due one looks at it, and it is due again if that one dies."""
+    """Of all processes that find a limiter due, one gets to look at it. If that process dies, it becomes due again."""
     mine = RateLimiter.objects.using(using).filter(pk=limiter.pk, look_at=limiter.look_at)
     limiter.look_at = now + LOOK
     return bool(mine.update(look_at=limiter.look_at))
 
 
 def _let_in(using: str, limiter: RateLimiter, known: Limits) -> list[tuple[str, Any]]:
-    """Let claims look at the first jobs of its lines, as many as may run soon; returns the queue and place of each.
+    """Let in the first jobs of the limiter's lines, as many as may run soon; returns the queue and place of each.
 
-    Race: others may be held meanwhile, and that changes ``look_at``. So it is only changed as it was read.
+    Race: another process may hold jobs meanwhile, which changes ``look_at``. So it is only written if it is as read.
     """
     held = Job.objects.using(using).filter(LINED, HELD, limit_key=limiter.pk).order_by("limit_key", "queue")
     first = held.only("queue", "task").first()
@@ -397,16 +397,16 @@ def _let_in(using: str, limiter: RateLimiter, known: Limits) -> list[tuple[str, 
         ahead = min(LET_IN // max(1, closed), int(AHEAD / limit.pause))
         soon = (limit.burst if opens_in <= 0 else 0) + (ahead if opens_in < AHEAD else 0)
         most = min(most, soon)
-        # When half of those that may be let in ahead have begun.
+        # Look again when half of the jobs that may be let in ahead have begun.
         used_up = opens_in + soon * limit.pause
         look_at = now + min(max(SHORTEST_LOOK, used_up - ahead * limit.pause / 2), LONGEST_LOOK)
     done: list[tuple[str, Any]] = []
     places: list[Any] = []
     while first is not None and most > 0:
-        # The workers of one queue may not look at another: each queue has a line of its own.
+        # The workers of one queue may not consume another: each queue has a line of its own.
         line = limited.behind(_line(using, limiter.pk, first.queue), limiter)
         ids = [pk for pk, is_held in line.values_list("pk", "held")[:most] if is_held]
-        # By their keys: the planner would take the index of all that are held. The states say the partition.
+        # By their keys, or the planner would use the index of all held jobs. The states name the partition.
         own = Job.objects.using(using).filter(pk__in=ids, state__in=WAITING)
 
         def let_in(own: QuerySet[Job] = own) -> list[Any]:
@@ -421,7 +421,7 @@ def _let_in(using: str, limiter: RateLimiter, known: Limits) -> list[tuple[str, 
     values: dict[str, Any] = {"look_at": look_at}
     if most > 0 and store.of(using).writes_at_once:
         values |= dict(zip(limited.PLACE, min(places, default=(None, None, None)), strict=True))
-    # Those that were just let in may stand before the position from which other claims go on: so it looks once more.
+    # Jobs just let in may stand before the position from which other claims go on: so look once more.
     if most > 0 and not done and not held.exists():
         values["look_at"] = None
     RateLimiter.objects.using(using).filter(pk=limiter.pk, look_at=limiter.look_at).update(**values)
@@ -429,13 +429,13 @@ def _let_in(using: str, limiter: RateLimiter, known: Limits) -> list[tuple[str, 
 
 
 def _mark(using: str, rows: Sequence[Any], app: Any) -> int:
-    """Give jobs that were called before their task had a limit, or by name, the key that a call gives them now."""
+    """Give jobs that were called by name, or before their task had a limit, the key that a call would give them now."""
     done = 0
     for job in Job.objects.using(using).filter(pk__in=[row.pk for row in rows]).only("task", "args", "kwargs"):
         try:
             limits.mark(app.tasks[job.task], job)
         except Exception:
-            # The arguments do not fit, which its run will say; or the task is not known here.
+            # The arguments do not fit the task (its run will report that), or the task is not known here.
             job.limit_key = job.task
 
         def write(job: Job = job) -> int:
@@ -447,12 +447,12 @@ def _mark(using: str, rows: Sequence[Any], app: Any) -> int:
     return done
 
 
-#: The worker state takes one writer at a time. Two threads of the supervisor are such.
+#: The worker state takes one writer at a time. Two threads of the supervisor write.
 _publishing = threading.Lock()
 
 
 def publish() -> None:
-    """Tell this worker's processes what was set by hand; the supervisor does it with every poll."""
+    """Tell this worker's processes the limits set by hand; the supervisor calls this with every poll."""
     with _publishing:
         given = {name: list(values) for name, values in limits.read().items()}
         if given == worker_state.limits:
@@ -466,7 +466,7 @@ def publish() -> None:
 
 
 def ticked(answers: Mapping[str, Mapping[str, Any]]) -> None:
-    """Tell this worker's processes what is held back, and what was set by hand."""
+    """Tell this worker's processes whether jobs are held back, and the limits set by hand."""
     worker_state.holds = any(each["holds"] for each in answers.values())
     if any(each["may_open"] or each["is_far"] for each in answers.values()):
         wakeup.send()
@@ -475,15 +475,15 @@ def ticked(answers: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _look_now(using: str) -> None:
-    """What is held may be let in by now, long before its former rate's time."""
+    """Let workers look at held jobs at once: the limits changed, and jobs may start before the time of the old rate."""
     now = databases.epoch(using)
     RateLimiter.objects.using(using).filter(look_at__gt=now).update(look_at=now)
 
 
 def prune_rate_limiters(using: str) -> int:
-    """Forget the limiters that stand open, at which nobody is held: the next job makes its own.
+    """Delete the open limiters at which no job is held: the next job makes a new one.
 
-    Race: a job is held at this moment. ``delete()`` would delete what it read before, if a signal has receivers.
+    Race: a job is held at this moment. If a signal has receivers, ``delete()`` would delete by an earlier read.
     """
     rows = RateLimiter.objects.using(using).filter(next_at__lt=databases.epoch(using) - 60, look_at=None)
     return int(rows._raw_delete(using))

@@ -43,7 +43,7 @@ def limit(out: JobsCommand, args: Namespace) -> None:
             warn_of_unknown(out, [args.queue])
         with reported():
             name = one_task(args.task) if args.task is not None else name_of(args.queue)
-            # What is not said stays as it was set.
+            # A value that is not given stays as it was set.
             before = (None, None) if args.clear else limits.read().get(name, (None, None))
             concurrency = before[0] if args.concurrency is None else args.concurrency
             rate = before[1] if args.rate is None else args.rate

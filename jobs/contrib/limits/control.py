@@ -1,4 +1,4 @@
-"""``celery control rate_limit``: of a task of ours it is set for all workers, by one row, and stays over restarts."""
+"""``celery control rate_limit``: for tasks of ours, one row sets it for all workers, and it survives restarts."""
 
 from typing import Any
 
@@ -20,6 +20,6 @@ def rate_limit(stock: Any, state: Any, task_name: str, rate_limit: Any, **kwargs
 
 
 def set_rate(task: str, rate: str) -> None:
-    # What was set by hand otherwise, its concurrency, stays.
+    # A concurrency that was set by hand stays.
     concurrency, _ = limits.read().get(task, (None, None))
     limits.set_by_hand(task, concurrency, rate, "celery control rate_limit")

@@ -1,4 +1,4 @@
-"""Which limits hold: those of the tasks' code and of ``JOBS["QUEUES"]``, and what somebody set by hand, which wins."""
+"""The limits in force: those of the tasks' code and of ``JOBS["QUEUES"]``; a limit that was set by hand wins."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jobs.models import Job
 from jobs.models.values import named, scrub
 from jobs.store import databases
 
-#: What was set by hand: the concurrency and the rate, by the name of the row.
+#: The limits set by hand: the concurrency and the rate, by the name of the row.
 Given = Mapping[str, tuple[int | None, str | None]]
 
 
@@ -28,16 +28,16 @@ class Limits:
 
 
 def mark(task: Any, job: Job) -> None:
-    """A call of a task that has a limit says which, so claims need not know the task."""
+    """Write the key of its task's limit into the job of a call, so claims need not know the task."""
     job.limit_key = named(task.name, task.key_of("limit_key", job))
 
 
 def name_of(queue: str) -> str:
-    """The name of a queue's limit; no task is called so."""
+    """The name of a queue's limit; no task has such a name."""
     return f"@{queue}"
 
 
-#: What :func:`in_force` answered last, and out of what.
+#: The last answer of :func:`in_force`, and what it was computed from.
 _last: tuple[Any, ...] = (None, 0, None, None, Limits())
 
 
@@ -45,7 +45,7 @@ def in_force(app: Any, given: Given | None = None) -> Limits:
     """The limits that this process knows.
 
     Parameters:
-        given: what was set by hand; None: as the worker's supervisor read it last.
+        given: the limits set by hand; None: those that the worker's supervisor read last.
     """
     global _last
     given = worker_state.limits if given is None else given
@@ -63,7 +63,7 @@ def in_force(app: Any, given: Given | None = None) -> Limits:
                 before.slots if concurrency is None else concurrency, before.rate if rate is None else rate
             )
         except ValueError as exc:
-            # Another release wrote it, or somebody by hand. No claim may fail of it.
+            # Another release wrote the row, or a person did with SQL. It must not make claims fail.
             logger.error("the limit of %s is left out: %s", name, exc, extra={"action": "limit_wrong"})
     found = [{name: each for name, each in known.items() if each} for known in (of_tasks, of_queues)]
     _last = (*made_of, Limits(*found))
@@ -71,20 +71,20 @@ def in_force(app: Any, given: Given | None = None) -> Limits:
 
 
 def read() -> Given:
-    """What was set by hand."""
+    """The limits set by hand."""
     rows = Row.objects.using(databases.home()).values_list("name", "concurrency", "rate")
     return {name: (concurrency, rate) for name, concurrency, rate in rows}
 
 
 def set_by_hand(name: str, concurrency: int | None, rate: str | None, by: str = "", reason: str = "") -> None:
-    """Set a limit for all workers; they heed it within a second or so. Without either, the settings and the code hold.
+    """Set a limit for all workers; they obey it within a second or so. Without both, the settings and the code hold.
 
     Parameters:
         name: of a task, or of a queue (:func:`name_of`).
-        rate: ``"0"`` takes the rate of the settings away.
+        rate: ``"0"`` removes the rate of the settings.
 
     Raises:
-        ValueError: says what a value has to be.
+        ValueError: says what is allowed as a value.
     """
     limit_of(concurrency, rate)
     for what, value, most in (("the name", name, 300), ("the rate", str(rate or ""), 32)):

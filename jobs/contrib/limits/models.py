@@ -1,4 +1,4 @@
-"""What was set by hand, and the state of each limit."""
+"""The limits set by hand, and the state of each limit."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from jobs.models.fields import Completed
 
 
 class Limit(Completed):
-    """A limit that somebody set by hand. It wins over the settings and the code (``limits.py``)."""
+    """A limit that a person set. It wins over the settings and the code (``limits.py``)."""
 
-    #: A task's name, or ``@`` and that of a queue.
+    #: A task's name, or ``@`` and a queue's name.
     name = models.CharField(_("name"), primary_key=True, max_length=300)
     #: None: as the settings or the code say.
     concurrency = models.PositiveSmallIntegerField(_("at once"), null=True)
@@ -35,19 +35,19 @@ class Limit(Completed):
 
 
 class RateLimiter(Completed):
-    """The state of one limit: when its rate lets the next job in, and whether jobs are held back at it.
+    """The state of one limit: when its rate lets the next job start, and whether it holds jobs back.
 
     Times are seconds since 1970 by the database's clock.
     """
 
-    #: As ``Job.limit_key``; of a queue ``@`` and its name.
+    #: As ``Job.limit_key``; for a queue ``@`` and its name.
     key = models.CharField(primary_key=True, max_length=300)
-    #: The moment that the last start counts from, and the next one's. The rate says how far apart they are.
+    #: The moments from which the last start and the next one count. The rate says how far apart they are.
     last_at = models.FloatField(default=0, db_default=0)
     next_at = models.FloatField(default=0, db_default=0)
-    #: When somebody looks whether one of the jobs that are held back can be let in; None: none is held back.
+    #: When a worker next looks whether a job that is held back can be let in; None: no job is held back.
     look_at = models.FloatField(null=True)
-    #: While some are held: none of them stands before this place, as ``ORDER``. None: it is not known.
+    #: While jobs are held: none of them stands before this place (in ``ORDER``). None: the place is not known.
     held_rank = models.SmallIntegerField(null=True)
     held_from = models.DateTimeField(null=True)
     held_id = models.UUIDField(null=True)

@@ -28,7 +28,7 @@ def status(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def problems(found: dict[str, Any]) -> Iterator[Problem]:
-    """The limits that are reached: nothing is broken, and somebody may wonder why jobs wait."""
+    """The limits that are reached: nothing is broken, but a person may wonder why jobs wait."""
     for row in found["limits"]:
         if row["reached"] == "concurrency":
             says = gettext(

@@ -1,4 +1,4 @@
-"""The claim where limits are in force, in one statement of PostgreSQL: nothing is held while the process waits."""
+"""The claim where limits are in force, as one PostgreSQL statement: no lock is held while the process is waiting."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from jobs.store.base import Claim
 from jobs.store.postgresql import AT, CLAIMED, HERE, ONLY, READY, WITHOUT
 from jobs.store.sessions import literal, session_of
 
-#: What the clock asks (``Extension.looks``).
+#: The question that the clock asks (``Extension.looks``).
 LOOKS = {
     "is_limited": "jobs_limit",
     "holds": "jobs_rate_limiter WHERE look_at IS NOT NULL",
     "may_open": "jobs_rate_limiter WHERE look_at <= {epoch} ORDER BY look_at",
-    #: Later than any is set: the clock went back.
+    #: Later than any time that workers set: so the clock was put back.
     "is_far": "jobs_rate_limiter WHERE look_at > {epoch} + 61 ORDER BY look_at DESC",
 }
 
 _NOW = "EXTRACT(EPOCH FROM statement_timestamp())::float8"
 
-#: The first jobs of the queue, one by one until there are enough: of a limit only the first of its line, and only if
-#: there is a slot. Those that are passed over are not locked.
+#: The first jobs of the queue, one by one until there are enough. Of each limit it takes only the first job in line,
+#: and only if a slot is free. Jobs that it passes over are not locked.
 _CLAIM = """
 WITH first AS MATERIALIZED (
     SELECT id, limit_key, rank, run_at, place, array_position({tasks}::text[], task::text) AS own
@@ -103,18 +103,18 @@ WHERE jobs_job.state = 'ready' AND jobs_job.id = {source}.id {passed}
 RETURNING {columns}
 """
 
-#: The first rows of the queue; another order of the claim has a window of its own.
+#: The first rows of the queue. A claim with another order has its own window.
 _WINDOW = """
     SELECT id, task, limit_key, rank, run_at, 0 AS place FROM jobs_job WHERE {ready} {where}
     ORDER BY {order} LIMIT {limit}
 """
 _COLUMNS = "id, task, limit_key, rank, run_at"
 
-#: From the row on that was the first at the last look: the index entries of those before it may still be there.
+#: Start at the row that was the first at the last look: old index entries of rows before it may still be there.
 _START = f"AND {AT} >= {HERE}"
 _UNTIL = f"AND {AT} <= (%(last_rank)s::smallint, %(last_run_at)s::timestamptz, %(last_id)s::uuid)"
 
-#: From when on the next start is counted, as ``Limit.since``.
+#: The moment from which the next start is counted, as ``Limit.since``.
 _NEXT = f"""CASE WHEN last_at > {_NOW} + 1 THEN {_NOW}
     ELSE least(next_at, least(last_at, {_NOW}) + {{burst}} * {{pause}}) END"""
 
@@ -124,8 +124,8 @@ _OPEN = f"""AND (head.pause = 0 OR NOT EXISTS (
             AND {_NEXT.format(burst="head.burst", pause="head.pause")} > {_NOW} + (head.burst - 1) * head.pause
         ))"""
 
-#: Where there are rates, or a limit of the queue. What a rate lets in now must begin now, and not behind the others of
-#: a batch: it is claimed alone.
+#: For rates, and for a limit of the queue. A job that a rate lets start now must begin now, and not behind other jobs
+#: of a batch: it is claimed alone.
 _PICKED = f""", picked AS MATERIALIZED (
     SELECT * FROM (
         SELECT *, row_number() OVER best AS number, first_value(pause) OVER best AS first_pause
@@ -149,13 +149,13 @@ _PICKED = f""", picked AS MATERIALIZED (
     SELECT (SELECT count(*) FROM passed) AS passed, (SELECT count(*) FROM paced) AS paced
 )"""
 
-#: All limiters, or none: if it passed that of the task and not that of the queue, an error undoes it (a division by
-#: zero).
+#: A claim passes all its limiters, or none: if it passed the task's limiter and not the queue's, an error (a division
+#: by zero) undoes the statement.
 _PASSED = """AND (
     SELECT CASE WHEN passed = paced THEN true WHEN passed = 0 THEN false ELSE 1 / (passed - passed) = 1 END FROM counted
 )"""
 
-#: Of a queue with a concurrency: each row gets the next free slot of the queue.
+#: For a queue with a concurrency: each row gets the next free slot of the queue.
 _OF_QUEUE = """JOIN (
         SELECT slot AS queue_slot, row_number() OVER (ORDER BY slot) AS number
         FROM generate_series(0, {slots} - 1) AS slot
@@ -169,7 +169,7 @@ _OF_QUEUE = """JOIN (
         ))
     ) AS spots USING (number)"""
 
-#: Of a queue with a rate: so many may start now.
+#: For a queue with a rate: how many may start now.
 _QUEUE_RATE = f"""CROSS JOIN (
         SELECT greatest((SELECT {_NEXT} FROM jobs_rate_limiter WHERE key = {{name}}), {_NOW}) AS queue_base
     ) AS queue_limiter"""
@@ -177,7 +177,7 @@ _QUEUE_PACED = """UNION ALL
     SELECT {name}, min(queue_base), count(*) * {pause}, (SELECT next_at FROM jobs_rate_limiter WHERE key = {name})
     FROM picked HAVING count(*) > 0"""
 
-#: In one statement, so that no stop of this process keeps others from the limiters.
+#: One statement, so that other processes get at the limiters even if this one stops.
 _HOLD = """
 WITH held AS (
     UPDATE jobs_job SET held = true
@@ -201,12 +201,12 @@ WITH held AS (
 )
 SELECT count(*) FROM held
 """
-#: Where the first one that is held stands, or stood.
+#: The columns with the place of the first held job; it may no longer be there.
 PLACE = ("held_rank", "held_from", "held_id")
 
 
 def behind(line: QuerySet[Job], limiter: RateLimiter) -> QuerySet[Job]:
-    """The line from the first one on that is held: before it there are index entries, and no rows."""
+    """The line from the first held job on: before it there are only old index entries, and no rows."""
     if limiter.held_rank is None or not store.of(line.db).writes_at_once:
         return line
     place = [getattr(limiter, name) for name in PLACE]
@@ -214,17 +214,17 @@ def behind(line: QuerySet[Job], limiter: RateLimiter) -> QuerySet[Job]:
 
 
 def hold(using: str, ids: Sequence[Any]) -> int:
-    """Hold ready jobs back; returns how many were not held already."""
+    """Hold ready jobs back; returns how many of them were not held yet."""
     return int(session_of(using).fetch(_HOLD.format(held=", ".join(PLACE), order=BY_ORDER), {"ids": list(ids)})[0][0])
 
 
 def take(
     using: str, claim: Claim, known: Limits, beyond: int, start: tuple[Any, ...] = (), last: tuple[Any, ...] = ()
 ) -> list[Job]:
-    """Claim, and heed the limits.
+    """Claim within the limits.
 
     Parameters:
-        beyond: how many rows it reads beyond those that it asks for.
+        beyond: how many more rows it reads than it asks for.
         start, last: positions in the queue: where it begins, and ends.
     """
     session, own = session_of(using), known.queues.get(claim.queue, Limit())
@@ -243,7 +243,7 @@ def take(
 def claim_sql(
     queue: str, limit: int, own: Limit, of_tasks: tuple[tuple[str, Limit], ...], beyond: int, where: str, window: str
 ) -> str:
-    """What the limits are stands in it as well: they change seldom, and the planner sees them."""
+    """The statement. It contains the limits as literals: they change seldom, and the planner sees them."""
     words: dict[str, Any] = {"queue": literal(queue), "name": literal(name_of(queue))}
     words |= {"slots": own.slots, "pause": own.pause, "burst": own.burst}
     of_queue = _OF_QUEUE.format(**words) if own.slots else ""

@@ -1,4 +1,4 @@
-"""A limit as people write it: how many jobs run at once, and how many start in a time. When the next one may start."""
+"""Limits as people write them: how many jobs run at once, and how many start in a time. When the next job may start."""
 
 from __future__ import annotations
 
@@ -9,49 +9,49 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jobs.contrib.limits.models import RateLimiter
 
-#: Slots that a limit may have.
+#: The most slots that a limit may have.
 MOST = 10_000
-#: The number of a rate is below this, whatever its time.
+#: The number in a rate must be below this, for every unit of time.
 TOO_HIGH = 1_000_000
-#: The slowest rate: one start in so many seconds.
+#: The slowest rate: one start in this many seconds.
 SLOWEST = 3650 * 86400
-#: Seconds whose starts a claim may take at once: where a rate is so high that claims one by one would not keep up.
+#: A claim may take the starts of this many seconds at once: at high rates, claims one by one would not keep up.
 AT_ONCE = 0.05
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
-#: How to say what a rate is.
+#: The text that explains the form of a rate.
 RATE = "a number and its time, such as '10/s', '100/m' or '5000/h'"
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What holds for the jobs of one task (or of one key of it), or of one queue."""
+    """The limit for the jobs of one task (or of one of its keys), or of one queue."""
 
     #: How many run at once; None: any number.
     slots: int | None = None
-    #: As it was written; None: as many as there are.
+    #: The rate as it was written; None: no rate.
     rate: str | float | None = None
-    #: What the rate comes to: so many start at once, and so many seconds after the last one the next may. In no stretch
-    #: of the rate's time more than its number start, wherever that stretch begins.
+    #: The rate in numbers: how many may start at once, and how many seconds after the last start the next may follow.
+    #: In any stretch of the rate's time, wherever it begins, no more jobs start than the rate's number.
     burst: int = 0
     pause: float = 0.0
 
     def since(self, limiter: RateLimiter | None, now: float) -> float:
-        """From when on the next start is counted, in the database's time.
+        """The moment from which the next start is counted, in the database's time.
 
-        The limiter may stem from a slower rate: then its last start counts, and the pause of the rate that holds now.
-        Or the database's clock was put back since.
+        A slower rate may have written the limiter: then its last start counts, with the pause of the present rate. Or
+        the database's clock was put back since.
         """
         if limiter is None or limiter.last_at > now + 1:
             return now
         return max(now, min(limiter.next_at, min(limiter.last_at, now) + self.burst * self.pause))
 
     def opens_in(self, limiter: RateLimiter | None, now: float) -> float:
-        """Seconds until the rate lets the next one start; 0: it does now."""
+        """Seconds until the rate lets the next job start; 0: it may start now."""
         return max(0.0, self.since(limiter, now) - now - (self.burst - 1) * self.pause) if self.pause else 0.0
 
     def permits(self, limiter: RateLimiter | None, now: float) -> float:
-        """How many the rate lets start now."""
+        """How many jobs may start now by the rate."""
         if not self.pause:
             return inf
         ahead = self.since(limiter, now) - now
@@ -59,10 +59,10 @@ class Limit:
 
 
 def limit_of(concurrency: Any = None, rate: Any = None) -> Limit | None:
-    """The limit, if it is one. A rate of 0 is none, as Celery has it; a number without a time is of a second.
+    """The limit; None if neither is given. A rate of 0 means no rate, as in Celery; a bare number is per second.
 
     Raises:
-        ValueError: says what it has to be.
+        ValueError: says what is allowed.
     """
     if concurrency is not None and (type(concurrency) is not int or not 1 <= concurrency <= MOST):
         raise ValueError(f"concurrency={concurrency!r} must be a whole number from 1 to {MOST}")

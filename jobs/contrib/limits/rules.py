@@ -1,4 +1,4 @@
-"""What holds of limits, in every committed state."""
+"""The rules about limits that hold in every committed state."""
 
 from django.db.models import Count
 from django.utils.translation import gettext_lazy as _
@@ -23,10 +23,10 @@ def in_one_slot(search: Search) -> Rows:
 
 @Rule("held-let-in", _("whoever lets in a job that is held back at its limit knows of it"))
 def without_a_rate_limiter(search: Search) -> Rows:
-    """Without a limiter, or if the limiter says that nobody is held, nobody looks at a held job."""
+    """A held job is not looked at if it has no limiter, or if its limiter says that no job is held."""
     held = search.jobs.filter(HELD)
     keys = set(held.order_by("queue", "id").values_list("limit_key", flat=True)[:MOST])
     limiters = RateLimiter.objects.using(search.using).filter(pk__in=keys, look_at__isnull=False)
-    # Race: a job that is let in meanwhile is not held any more when these rows are read.
+    # Race: a job that is let in meanwhile is no longer held when these rows are read.
     keys -= {*limiters.values_list("pk", flat=True), None}
     return [held.filter(limit_key__in=keys), held.filter(limit_key=None)]

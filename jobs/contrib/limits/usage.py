@@ -1,4 +1,4 @@
-"""Which limits hold, how far they are used, and which of them keeps a job."""
+"""Which limits are in force, how far they are used, and which of them keeps a job waiting."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +18,7 @@ from jobs.inspection.view import Reason, View
 from jobs.models import CLAIMABLE, LINED, SEATED, Job, State
 from jobs.store import databases
 
-SHOWN = 5  #: So many of the jobs that have a limit's slots are named.
+SHOWN = 5  #: How many of the jobs that have a limit's slots are named.
 
 
 def in_force() -> Limits:
@@ -26,9 +26,9 @@ def in_force() -> Limits:
 
 
 def keeps(job: Job, known: Limits) -> dict[str, Any] | None:
-    """The limit that keeps a ready job, if one does: which, and the ``jobs`` that have its slots.
+    """The limit that keeps a ready job waiting, if one does: which it is, and the ``jobs`` that have its slots.
 
-    Of a rate: in how many ``seconds`` the next may start.
+    For a rate: in how many ``seconds`` the next job may start.
     """
     using, key, running = str(job._state.db), job.limit_key or job.task, Job.objects.filter(state=State.RUNNING)
     of_task = known.tasks.get(job.task), key, key, Q(limit_key=key, limit_slot__isnull=False)
@@ -47,17 +47,17 @@ def keeps(job: Job, known: Limits) -> dict[str, Any] | None:
 
 
 def free(queue: str, rows: QuerySet[Job]) -> QuerySet[Job]:
-    """Those of the ready jobs of a queue that no limit can keep."""
+    """The ready jobs of a queue that no limit can keep waiting."""
     return rows.none() if queue in in_force().queues else rows.filter(limit_key=None)
 
 
 def usage() -> list[dict[str, Any]]:
-    """Each limit that holds: how many run, and whether it is reached while others wait."""
+    """Each limit in force: how many of its jobs run, and whether it is reached while more jobs wait."""
     given = limits.read()
     app = loaded_app()
     known = limits.in_force(app, given)
     of = {**{name_of(queue): each for queue, each in known.queues.items()}, **known.tasks}
-    # Those that somebody took away by hand, with a rate of 0.
+    # Limits that a person removed, with a rate of 0.
     of |= {name: Limit() for name in given if name not in of}
     found: dict[str, dict[str, Any]] = {}
     for name, limit in of.items():
@@ -73,7 +73,7 @@ def usage() -> list[dict[str, Any]]:
 
 
 def _note_use(using: str, of: Mapping[str, Limit], found: dict[str, dict[str, Any]]) -> None:
-    """Note how far each limit is used, in as many statements for many as for one, and one for each that is reached."""
+    """Note how far each limit is used: a fixed number of statements for all, and one more for each that is reached."""
     jobs, used = Job.objects.using(using), defaultdict[str, Counter[str]](Counter)
     with_slot = jobs.filter(Q(limit_key__isnull=False) | SEATED, state=State.RUNNING)
     # Count() of a column leaves out the rows where it is null.
@@ -97,7 +97,7 @@ def _note_use(using: str, of: Mapping[str, Limit], found: dict[str, dict[str, An
 
 
 def waiting() -> Callable[[str], str]:
-    """How many jobs of a task with a limit are ready, for people: of the first :data:`MOST`, or of its one line."""
+    """How many jobs of a task with a limit are ready, for people: among the first :data:`MOST`, or in its only line."""
     rows = Job.objects.filter(LINED).order_by("limit_key", "queue", "rank", "run_at", "pk")
     seen = Counter(task for each in databases.each(rows) for task in each.values_list("task", flat=True)[:MOST])
     capped = seen.total() >= MOST
@@ -110,7 +110,7 @@ def waiting() -> Callable[[str], str]:
 
 
 def waits(view: View) -> Iterator[Reason]:
-    """A limit of its task or its queue is reached."""
+    """The job waits because a limit of its task or its queue is reached."""
     job = view.job
     if job.state != State.READY or (found := keeps(job, in_force())) is None:
         return
@@ -125,7 +125,7 @@ def waits(view: View) -> Iterator[Reason]:
             "before it in its limit: %(ahead)s."
         )
         words["holders"] = ", ".join(found["jobs"])
-        # They may have ended a moment ago.
+        # The jobs that had the slots may have ended a moment ago.
         code, cure = "limit_reached", f"manage.py jobs why {found['jobs'][0]}" if found["jobs"] else ""
     else:
         says = gettext(

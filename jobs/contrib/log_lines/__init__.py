@@ -1,1 +1,1 @@
-"""Names and errors come from anywhere: what would steer a terminal, or begin a line, is escaped in our lines."""
+"""Names and errors may hold anything: characters that control a terminal, or begin a line, are escaped in our log."""

@@ -1,4 +1,4 @@
-"""The part of the lines in the core."""
+"""The part of the escaped log lines in the core."""
 
 from jobs.doors import Extension
 

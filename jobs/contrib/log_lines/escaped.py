@@ -1,4 +1,4 @@
-"""A record of the log whose text, values and traceback are escaped as Python writes them."""
+"""Escapes the text, values and traceback of a log record, as Python would write them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from jobs.conf.logs import CONTROLS, visible
 
 class Escaped(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
-        # The template stays, because others group by it.
+        # The template stays as it is, because other programs group records by it.
         record.msg = visible(record.msg) if isinstance(record.msg, str) else record.msg
         if isinstance(record.args, tuple):
             record.args = tuple(map(_shown, record.args))
         if record.exc_info and record.exc_info[0] is not None and not record.exc_text:
             text = logging.Formatter().formatException(record.exc_info)
             if (shown := visible(text, "\n\t")) != text:
-                # A formatter takes it for its own.
+                # A formatter uses this as its own cached text.
                 record.exc_text = shown
         return True
 
@@ -29,7 +29,7 @@ def _shown(value: Any) -> Any:
 
 
 class _Text:
-    """What a value says, by ``%s`` and by ``%r``."""
+    """Stands for a value, with its escaped text for ``%s`` and for ``%r``."""
 
     def __init__(self, value: Any) -> None:
         self._texts = visible(str(value)), visible(repr(value))

@@ -1,1 +1,1 @@
-"""The markers in the admin: a list, and a page of each, where it may be deleted."""
+"""The markers in the admin: a list, and a page for each, where it may be deleted."""

@@ -1,4 +1,4 @@
-"""What is done once: the markers."""
+"""The admin's pages of the markers, which say what was done once."""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ class MarkerAdmin(ReadOnlyAdmin):
         job = parse_uuid(term)
         return by_key(rows, term) if job is None else rows.filter(job=job)
 
-    # Django's action for chosen rows reads them by itself: for its question, and for the log.
+    # Django's delete action reads the chosen rows itself, for its question and for the log: hide values there, too.
 
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
         return super().get_deleted_objects(self._veiled(objs), request)

@@ -1,1 +1,1 @@
-"""What agents may ask, by the Model Context Protocol: ``manage.py jobs mcp``. It changes nothing."""
+"""Answers agents' questions, by the Model Context Protocol: ``manage.py jobs mcp``. It changes nothing."""

@@ -21,7 +21,7 @@ def mcp(out: JobsCommand, args: Namespace) -> None:
       manage.py jobs mcp
     """
     server = Server(type(out), (*READING, *FIXED) if args.replay else READING)
-    # What the project's own code prints is no part of the protocol.
+    # Text that the project's own code prints is not part of the protocol.
     with redirect_stdout(sys.stderr):
         for line in sys.stdin.buffer:
             if line.strip() and (said := server.answer(line)):

@@ -1,4 +1,4 @@
-"""The Model Context Protocol as far as tools that read need it: JSON-RPC, one message a line."""
+"""The part of the Model Context Protocol that read-only tools need: JSON-RPC, one message a line."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from jobs.conf.logs import logger
 from jobs.management.console.base import JobsCommand, Option, Subcommand
 from jobs.models.values import parsed
 
-#: Of the protocol; a client that asks for another one gets the first, and may leave.
+#: Versions of the protocol. A client that asks for another one is offered the first, and may leave.
 VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
 
-#: Commands that only read, if they are there; and options that make one wait without end.
+#: Commands that only read (used if they are installed); and options that would make a command run without end.
 READING = ("status", "list", "why", "show", "nodes", "verify")
 ENDLESS = ("--follow",)
 
-#: Commands that change nothing with these options, which no client can leave out. They run a body: only if asked for.
+#: Commands that change nothing with these fixed options, which no client can remove. They run a body: only on request.
 FIXED: dict[str, dict[str, Any]] = {"replay": {"dry_run": True}}
 
 INSTRUCTIONS = (
@@ -46,7 +46,7 @@ class Server:
 
     Parameters:
         kind: the command whose subcommands are the tools.
-        names: of these, as far as they are there.
+        names: which subcommands; those that are not installed are left out.
     """
 
     def __init__(self, kind: type[JobsCommand], names: Sequence[str] = READING) -> None:
@@ -100,12 +100,12 @@ class Server:
         values = _values(tool, given.get("arguments") or {})
         out, is_error = StringIO(), False
         try:
-            # As Django does it around a request: between two questions no connection is kept that should not be.
+            # As Django does around a request: keep no connection between two questions longer than the settings say.
             close_old_connections()
             command = self.kind(stdout=out, stderr=StringIO(), no_color=True)
             command.handle(**values, subcommand=tool.name, as_json=True, verbosity=1)
         except CommandError as exc:
-            # Where a command has an answer and an exit status, the answer says it as well.
+            # If a command has an answer besides its exit status, the answer contains the reason as well.
             is_error = not out.getvalue()
             out.write(str(exc) if is_error else "")
         except (Exception, SystemExit):
@@ -118,7 +118,7 @@ class Server:
 
 
 def _options(tool: Subcommand) -> dict[str, Option]:
-    """The options of a tool, each by the name that its function reads."""
+    """The options of a tool, by the names that its function reads."""
     return {said.get("dest", flag.strip("-").replace("-", "_")): (flag, said) for flag, said in tool.options}
 
 
@@ -158,10 +158,10 @@ def _described(tool: Subcommand) -> dict[str, Any]:
 
 
 def _values(tool: Subcommand, arguments: Any) -> dict[str, Any]:
-    """What the command reads, with its defaults.
+    """The values for the command, with its defaults.
 
     Raises:
-        Refused: an argument is missing, is none of the tool's, or is of another kind.
+        Refused: an argument is missing, is unknown to the tool, or is of another kind.
     """
     schema = _described(tool)["inputSchema"]
     odd = sorted({*arguments} - {*schema["properties"]}) if isinstance(arguments, dict) else [arguments]

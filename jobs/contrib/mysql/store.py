@@ -1,4 +1,4 @@
-"""MariaDB, and MySQL 8. Workers poll: there is nothing that tells other sessions of new jobs."""
+"""MariaDB, and MySQL 8. Workers poll: these servers cannot notify other sessions of new jobs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from jobs.models import Job
 from jobs.models.columns import BY_ORDER
 from jobs.store import base, databases
 
-#: Their rows are never seen: who inserts one deletes it, and whoever inserts it too waits for the end of the
-#: transaction. (A lock of the server's own, GET_LOCK, would outlive it.)
+#: The rows of this table are never visible: a transaction that inserts one deletes it, and another one that inserts the
+#: same name waits for the end of the first. (A lock of the server, GET_LOCK, would outlive the transaction.)
 _LOCKS = "CREATE TABLE IF NOT EXISTS jobs_locked_name (name binary(32) PRIMARY KEY) ENGINE=InnoDB"
 _LOCK = "INSERT INTO jobs_locked_name (name) VALUES {} ON DUPLICATE KEY UPDATE name = VALUES(name)"
 
-#: The claim recorded the session. It is left alone if another run uses it by now, or the server was started since:
-#: then its number was given anew.
+#: The claim recorded the session. It is left alone if another run uses it by now, or if the server was started since:
+#: then its number may belong to another session.
 RUNS = """
 SELECT j.id, j.backend FROM jobs_job j
 WHERE j.id IN ({ids}) AND j.state IN ('running', 'cancelled') AND j.backend IS NOT NULL
@@ -44,10 +44,10 @@ SELECT table_name, index_name, column_name FROM information_schema.statistics
 WHERE table_schema = DATABASE() ORDER BY table_name, index_name, seq_in_index
 """
 
-#: Its own sessions a login sees, and may end.
+#: A login sees its own sessions, and may end them.
 SESSIONS = "SELECT id FROM information_schema.processlist WHERE id IN ({ids}) AND id <> CONNECTION_ID()"
 
-#: Those that are in a transaction. The server tells a login that has the privilege PROCESS.
+#: The sessions that are in a transaction. The server shows them only to a login with the privilege PROCESS.
 BUSY = "SELECT trx_mysql_thread_id FROM information_schema.innodb_trx"
 NOT_ALLOWED = 1227
 
@@ -62,11 +62,11 @@ class MySQL(base.Store):
     session_id = RawSQL("CONNECTION_ID()", ())
     ignoring = ("INSERT IGNORE", "")
     quote = staticmethod("`{}`".format)
-    # "rank" is a word of MySQL 8.
+    # "rank" is a reserved word in MySQL 8.
     ready_sql = base.READY.replace(BY_ORDER, BY_ORDER.replace("rank", "`rank`"))
 
     def prepare(self, connection: Any) -> None:
-        """Django reads and writes UTC. The database's own clock has to say it as well."""
+        """Django reads and writes UTC. The database's own clock must be in UTC as well."""
         with connection.cursor() as cursor:
             cursor.execute("SET time_zone = '+00:00'")
 
@@ -77,7 +77,7 @@ class MySQL(base.Store):
         return tuple(parts)
 
     def reads_committed(self, level: Any) -> bool:
-        """Django asks for it unless the settings say otherwise."""
+        """Django sets this level unless the settings say otherwise."""
         return level is None or str(level).lower() == "read committed"
 
     def complete_schema(self, models: Iterable[Any]) -> None:
@@ -85,13 +85,13 @@ class MySQL(base.Store):
 
         An index gets the columns of its condition in front. A constraint becomes a unique index of a computed column,
         which is NULL where the condition does not hold. Keys are compared letter by letter, as on other databases:
-        by a server's default "a" is "A", and one of two jobs would be taken for the other.
+        by a server's default "a" equals "A", and two different jobs would count as the same.
         """
-        # What another app adds may not be migrated yet.
+        # Tables and columns of another app may not be migrated yet.
         present = set(self.connection.introspection.table_names())
         tables = {model._meta.db_table: model for model in models if not model._meta.proxy}
         tables = {name: model for name, model in tables.items() if name in present}
-        # A foreign key keeps the server from changing the text that it points at. Those are ids that this app makes.
+        # The server cannot change a text column that a foreign key points at. Those hold ids that this app makes.
         tied = {table for model in tables.values() for table in _tied(model)}
         exact = "utf8mb4_nopad_bin" if self.connection.mysql_is_mariadb else "utf8mb4_0900_bin"
         with self.connection.schema_editor() as editor:
@@ -108,22 +108,22 @@ class MySQL(base.Store):
 
     @contextmanager
     def claiming(self) -> Iterator[None]:
-        """The server ends the session of a process that vanishes in its claim.
+        """Let the server end the session of a process that vanishes during its claim.
 
-        No row says yet which session has the jobs locked: without this they would wait for hours.
+        No row says yet which session has locked the jobs: without this they would wait for hours.
         """
         with self._setting("wait_timeout", conf().DEAD_AFTER), super().claiming():
             yield
 
     @contextmanager
     def bounded(self, seconds: float) -> Iterator[None]:
-        """In whole seconds: one at least."""
+        """The limit is in whole seconds, at least one."""
         with self._setting("innodb_lock_wait_timeout", seconds), transaction.atomic(using=self.using):
             yield
 
     @contextmanager
     def _setting(self, name: str, seconds: float) -> Iterator[None]:
-        """Of the session, whatever becomes of its transaction; a connection that is lost takes it along."""
+        """Set a variable of the session for a block. A rollback does not change it, and a lost connection loses it."""
         self.connection.ensure_connection()
         raw = self.connection.connection
         with self.connection.wrap_database_errors, closing(raw.cursor()) as cursor:
@@ -162,7 +162,7 @@ class MySQL(base.Store):
         return [left[session] for session in ended], set()
 
     def _busy(self, sessions: set[int]) -> set[int]:
-        """Those that are in a transaction; all, if this login may not know."""
+        """The sessions, out of these, that are in a transaction; all of them if this login may not know that."""
         try:
             return {session for [session] in self.ask(BUSY)}
         except OperationalError as exc:
@@ -172,14 +172,14 @@ class MySQL(base.Store):
 
     @contextmanager
     def watched(self, job: Job, seconds: float) -> Iterator[list[Any]]:
-        """Only administrators see who waits for whom. So whoever holds the row for that long is taken for the run."""
+        """Only administrators see which session blocks which. So a holder of the row this long counts as the run."""
         yield [True]
 
 
 def _complete_table(editor: Any, model: Any, there: Mapping[str, list[str]]) -> None:
     for index in (index for index in model._meta.indexes if index.condition is not None):
         whole = _whole(index)
-        # Django leaves out the condition only. The columns of another app may not be migrated yet.
+        # Django leaves out only the condition. The columns of another app may not be migrated yet.
         if index.name in there and there[index.name] != [model._meta.get_field(name).column for name in whole.fields]:
             editor.remove_index(model, index)
             editor.add_index(model, whole)
@@ -190,14 +190,14 @@ def _complete_table(editor: Any, model: Any, there: Mapping[str, list[str]]) -> 
 
 
 def _tied(model: Any) -> Iterator[str]:
-    """The tables of a foreign key that is a text, and is checked by the server."""
+    """The tables at both ends of a text foreign key that the server checks."""
     for field in model._meta.concrete_fields:
         if field.remote_field and field.db_constraint and isinstance(field.target_field, CharField):
             yield from (model._meta.db_table, field.related_model._meta.db_table)
 
 
 def _whole(index: Index) -> Index:
-    """The index without its condition: what that compares stands in front."""
+    """The index without its condition; the columns that the condition compares are put in front."""
     has_own_order = index.fields != ["id"]
     front = [
         name.removesuffix("__isnull").removesuffix("__in")

@@ -1,3 +1,3 @@
-"""What an operator has: dashboard, statistics, problems, metrics, workers, and work on many jobs at once."""
+"""The operator's room: dashboard, statistics, problems, metrics, workers, and operations on many jobs at once."""
 
 TASKS = ("jobs.probe",)

@@ -1,4 +1,4 @@
-"""What else an operator may do to a job: kill it, give it another queue or priority, or delete it."""
+"""More operations on jobs: kill them, give them another queue or priority, or delete them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from jobs.operations.actions import OPERATIONS, Operation, Refused
 from jobs.operations.selection import check_queue
 from jobs.store import databases
 
-#: Seconds in which the message of another program may come again. Without its row it would run once more.
+#: Seconds in which the broker may deliver another program's message again. Without the job's row it would run twice.
 ADOPTED_STAYS = 86400.0
 
 
@@ -133,7 +133,7 @@ class Delete(Operation):
         _refuse_needed(job.pk, str(job._state.db))
 
     def note(self, key: uuid.UUID, using: str) -> None:
-        """The history goes with the job: what was done stays in the log."""
+        """The history is deleted with the job: the log keeps what was done."""
         about = {"action": "deleted", "job": str(key), "by": self.who, "why": self.why}
         logger.info("the job %s was deleted by %s: %s", key, self.who or "somebody", self.why or "-", extra=about)
 
@@ -144,7 +144,7 @@ def _refuse_needed(job_id: uuid.UUID, using: str) -> None:
 
 
 def needed_for(job_id: uuid.UUID, using: str) -> str:
-    """What an ended job is still needed for, in the reader's language; empty if it may be deleted."""
+    """Why an ended job is still needed, in the reader's language; empty if it may be deleted."""
     if Marker.objects.using(using).filter(job=job_id).exists():
         return gettext("a marker points at it, so that its result is replayed; prune deletes both when it expires")
     late = Job.objects.using(using).filter(finished_at__gt=now_plus(-ADOPTED_STAYS))
@@ -155,7 +155,7 @@ def needed_for(job_id: uuid.UUID, using: str) -> str:
 
 
 def check_known(app: Celery, queue: str) -> None:
-    """``ValueError`` if the app knows no queue of this name that jobs can wait in, and may not make one."""
+    """``ValueError``: the app knows no such queue in which jobs can wait, and may not create one."""
     try:
         entity = app.amqp.queues[queue]
     except KeyError:

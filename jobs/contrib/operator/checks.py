@@ -1,4 +1,4 @@
-"""What a project keeps of stock Celery, and jobs do not need, or need in another way."""
+"""What a project keeps from stock Celery although jobs do not need it, or need it in another way."""
 
 import sys
 from collections.abc import Iterator
@@ -55,7 +55,7 @@ def of_packages(app: Any) -> Iterator[CheckMessage]:
 
 
 def neglected() -> Iterator[CheckMessage]:
-    """The tasks of installed packages that were not given what they need."""
+    """The tasks of installed packages that lack an option that they need."""
     for task, (pattern, option, value, why) in NEEDS.items():
         module, _, name = task.rpartition(".")
         # Some packages make their tasks only if one of their settings says so.
@@ -79,6 +79,6 @@ def has_foreign_base(task: Any) -> bool:
     """Whether the task's class is neither ours nor Celery's own."""
     if getattr(task, "is_transactional", False):
         return False
-    # Celery makes a class for a task that was a function: its base counts.
+    # Celery makes a class for a task that is declared as a function: its base counts.
     bases = type(task).__mro__[1 if "__wrapped__" in vars(type(task)) else 0 :]
     return any(issubclass(each, celery.Task) and not each.__module__.startswith("celery.") for each in bases)

@@ -1,4 +1,4 @@
-"""``manage.py jobs doctor``: is all there that jobs need, from end to end?"""
+"""``manage.py jobs doctor``: is everything there that jobs need, from end to end?"""
 
 import time
 import uuid
@@ -28,20 +28,20 @@ from jobs.store import databases, identity
 from jobs.store.notifications import Notifications
 
 PATIENCE = 2.0  #: Seconds that the broker may take to answer.
-#: Seconds that the probe may take; and where no worker takes jobs, for one may just be starting.
+#: Seconds that the probe may take; and seconds where no worker takes jobs, because one may just be starting.
 PROBED, SOON = 30.0, 3.0
 
-#: So many jobs of a task in an hour, 95 % of them within so many seconds, and a commit of each is most of their cost.
+#: If a task has this many jobs in an hour, 95 % within this many seconds, the commit of each is most of their cost.
 OFTEN, SHORT = 1000, 0.01
-#: So many of them are named, those with the most jobs.
+#: How many of these tasks are named, those with the most jobs.
 MOST_NAMED = 5
 
-#: The name of a finding that is a problem of the dashboard: a fault, or worth a look.
+#: The name of a finding that is also a problem on the dashboard: a fault, or worth a look.
 ATTENTION = "attention"
 
 
 class Finding(NamedTuple):
-    """What the doctor found out about one thing."""
+    """What the doctor found out about one part of the installation."""
 
     what: str
     is_well: bool
@@ -89,7 +89,7 @@ def _examine(queue: str | None, timeout: float | None, is_probed: bool) -> Itera
     asked = [_database(alias) for alias in conf().DATABASES]
     yield from asked
     if not all(each.is_well for each in asked):
-        # All other examinations ask the database.
+        # All other examinations need the database.
         return
     every = checks.run_checks(tags=["jobs", checks.Tags.database], databases=conf().DATABASES)
     said = [each for each in every if not each.is_silenced()]
@@ -99,7 +99,7 @@ def _examine(queue: str | None, timeout: float | None, is_probed: bool) -> Itera
         yield Finding("settings", True, "manage.py check has nothing to say")
     app = celery_app()
     if app is None:
-        # The check jobs.W016 has said so.
+        # The check jobs.W016 has reported it.
         return
     yield _broker(app)
     yield _locks()
@@ -111,7 +111,7 @@ def _examine(queue: str | None, timeout: float | None, is_probed: bool) -> Itera
             continue
         yield Finding(ATTENTION, not problems.kinds()[each.kind].is_fault, each.text, each.command)
     import_tasks(app)
-    # A job has the key of its task's limit also where somebody took that limit away by hand.
+    # A job has the key of its task's limit also if a person has removed that limit.
     yield from _groupable(app, {row["name"] for row in seen.get("limits", ()) if row["kind"] == "task"})
     if is_probed:
         yield _probe(app, queue, timeout or (PROBED if workers.is_well else SOON))
@@ -165,7 +165,7 @@ def _locks() -> Finding:
 
 
 def _hears(alias: str, wait: float = 1.0) -> bool:
-    """Whether a notification gets through: behind a pooler that shares connections none does, and a poll has to do."""
+    """Whether a notification arrives: behind a pooler that shares connections none does, and workers have to poll."""
     with databases.apart(alias) as connection:
         notifications = Notifications(connection, wakeups.CHANNEL)
         store.of(alias).notify(wakeups.CHANNEL, [""])
@@ -194,7 +194,7 @@ def _workers() -> Finding:
 
 
 def _groupable(app: Any, limited: Container[str]) -> Iterator[Finding]:
-    """The tasks whose jobs could share a commit, as far as their declarations and the last hour tell."""
+    """The tasks whose jobs could share a commit, judged by their declarations and the last hour."""
     begin = statistics.floor(timezone.now(), statistics.MINUTE) - statistics.HOUR
     ended = statistics.summed(statistics.MINUTE, begin, "task", "state")
     found = []
@@ -217,7 +217,7 @@ def _groupable(app: Any, limited: Container[str]) -> Iterator[Finding]:
 
 def _may_be_grouped(name: str, task: Any) -> bool:
     """Whether the task's declaration allows ``grouped=True``, and its jobs would not run alone nevertheless."""
-    # It is grouped, or it is no job's; and nobody declares ours anew.
+    # The task is grouped already, or is not run as a job, or is our own: a project does not declare those.
     if getattr(task, "grouped", True) or name in own_tasks():
         return False
     if not task.atomic or task.is_async or "lock" in task.key_templates:
@@ -242,7 +242,7 @@ def _probe(app: Any, queue: str | None, timeout: float) -> Finding:
     took = duration(time.monotonic() - began)
     if job is not None and job.state == State.SUCCEEDED:
         return Finding("probe", True, f"enqueued, run on the node {str(job.result)[:8]} and finished in {took}")
-    # Imported late: the other subcommands do without that extension.
+    # Imported late: the other subcommands do not need that extension.
     from jobs.contrib.why import explain
 
     reason = explain.explain(key)[1][0]

@@ -13,13 +13,13 @@ from jobs.doors import Attempt, Extension
 #: Seconds from the start until the first count, and between two counts.
 FIRST, INTERVAL = 1.0, 20.0
 
-#: Seconds between two looks at what people told this worker.
+#: Seconds between two looks for orders to this worker.
 LISTEN = 1.0
 
-#: Seconds after the clock's last look until the thread looks by itself: the clock is busy, or seldom.
+#: Seconds after the clock's last look until the thread looks by itself: the clock is busy, or looks seldom.
 LATE = 1.5
 
-#: The clock saw that somebody was told something, or the supervisor ends.
+#: Set when the clock saw an order to some worker, or when the supervisor ends.
 _told = Event()
 
 
@@ -44,7 +44,7 @@ def obey(stopping: Event, attempt: Attempt) -> None:
     from jobs.store.databases import SideDatabase, home
 
     side = SideDatabase(is_apart=False)
-    # SQLite has them in a file of their own, at which no clock looks.
+    # SQLite has the orders in a separate file, which the clock does not read.
     looks_itself = of(home()).has_one_writer
     while not stopping.is_set():
         is_told = (stopping if looks_itself else _told).wait(LISTEN)

@@ -1,4 +1,4 @@
-"""What the dashboard shows, out of small tables only: live rows by their partial indexes, history by its counts."""
+"""The figures of the dashboard, read from little data: live rows by their partial indexes, history by its counts."""
 
 import datetime
 from bisect import bisect
@@ -20,25 +20,25 @@ from jobs.models.fields import first_id, time_of
 from jobs.store import databases
 
 PARTS = {"median": 0.5, "p95": 0.95, "p99": 0.99}  #: The percentiles that are shown.
-RATED = 10  #: The rate of a queue is that of so many minutes.
-SERIES = 8  #: A chart has at most so many series: the rarest are shown as one.
+RATED = 10  #: Over how many minutes the rate of a queue is measured.
+SERIES = 8  #: The most series in a chart: the rarest are shown as one.
 FAILURES = 50  #: How many kinds of failures are shown, the most frequent ones.
-TASKS = 50  #: Of how many tasks it is shown how long they ran, the most frequent ones.
+TASKS = 50  #: For how many tasks their durations are shown, the most frequent ones.
 
-#: A time span that ends now: the length of the counts that it is made of, and how many bars show it.
+#: A time span that ends now: the length of one bar, which is that of its counts, and how many bars there are.
 Span = namedtuple("Span", "name bar bars")
 SPANS = {each.name: each for each in (Span("hour", MINUTE, 60), Span("day", HOUR, 24), Span("week", QUARTER, 28))}
 
-SPIKE = 4  #: A bar that is so many times as high as nearly all others is cut: else the other bars could not be read.
+SPIKE = 4  #: A bar this many times as high as nearly all others is cut, because the other bars would be unreadable.
 
-#: ``top``: how many jobs the chart's height stands for; ``cut``: the counts of higher bars, by their numbers.
+#: ``top``: the number of jobs at the chart's full height; ``cut``: the counts of higher bars, by the bar's number.
 Chart = namedtuple("Chart", "begins series highest top cut")
 
 
 def chart_of(begins: list[datetime.datetime], series: dict[str, list[int]]) -> Chart:
     bars = [sum(counts) for counts in zip(*series.values(), strict=True)]
     highest = max(bars, default=0)
-    # The highest bar, without the highest twentieth of all.
+    # The highest bar, leaving out the highest twentieth of all bars.
     usual = sorted(bars)[-1 - len(bars) // 20] if bars else 0
     top = round(usual * 1.25) if 0 < usual * SPIKE < highest else highest
     return Chart(begins, series, highest, top, {place: n for place, n in enumerate(bars) if n > top})
@@ -51,7 +51,7 @@ def begins_of(span: Span, now: datetime.datetime) -> list[datetime.datetime]:
 
 
 def by_error(failures: Iterable[Any], rows: Iterable[Any]) -> list[dict[str, Any]]:
-    """Failures (``statistics.failed``), and those among rows, by task and error, the most frequent ones first."""
+    """Failures (``statistics.failed``), and those in ``rows``, by task and error, the most frequent ones first."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
     more = [(row.task, row.error, row.count, row.begin, row.begin) for row in rows if row.state == State.FAILED]
     for task, error, count, first, last in (*failures, *more):
@@ -63,7 +63,7 @@ def by_error(failures: Iterable[Any], rows: Iterable[Any]) -> list[dict[str, Any
 
 
 class Course:
-    """What became of the jobs of one task or one queue, over a time.
+    """What became of the jobs of one task or one queue, over a time span.
 
     Parameters:
         which: ``task`` or ``queue``, and its name.
@@ -85,14 +85,14 @@ class Course:
         return chart_of(self.begins, {name: [counted[name, begin] for begin in self.begins] for name in names})
 
     def times(self, what: str, part: float) -> list[float | None]:
-        """Seconds within which that part of the jobs of each bar ``ran`` or ``waited``."""
+        """For each bar, the seconds within which that part of its jobs ``ran`` or ``waited``."""
         return [percentile(each, part) for each in self._spent(what)]
 
     def waiting(self) -> list[float]:
         """How many jobs waited in each bar, on average.
 
-        Those that ended count for as long as they had waited, and those that still wait since they do. Of these
-        :data:`counts.MOST` are read.
+        Ended jobs count for as long as they had waited, and waiting jobs from the moment since which they wait. Of the
+        latter :data:`counts.MOST` are read.
         """
         seconds = self.span.bar.total_seconds()
         began: Counter[int] = Counter()
@@ -116,7 +116,7 @@ class Course:
         return [found[begin] for begin in self.begins]
 
     def deploys(self) -> list[tuple[datetime.datetime, str]]:
-        """When the first worker of each version started, of those that did in this time."""
+        """When the first worker of each version started, for the versions that first started in this time span."""
         nodes = Node.objects.using(databases.home()).exclude(version="").values_list("version")
         first = dict(nodes.annotate(first=Min("started_at")))
         return sorted((at, version) for version, at in first.items() if at >= self.begins[0])
@@ -130,14 +130,14 @@ class Dashboard:
         self.running = status.running_now()
         self.now = timezone.now()
         self.begins = begins_of(self.span, self.now)
-        #: By the minute, and by the bar: what is not counted yet.
+        #: Ended jobs that are not counted yet: by the minute, and by the bar.
         self.rest = statistics.uncounted()
         self.last = [row._replace(begin=floor(row.begin, self.span.bar)) for row in self.rest]
         self.rates = self._rates()
         self.problems = problems.of(self.found | {"rates": self.rates, "rest": self.rest}, self.running)
 
     def _counts(self, *names: str, **where: Any) -> Counter[Any]:
-        """How many jobs ended in the span, by columns; of what is not counted yet also those that do not fit."""
+        """How many jobs ended in the span, by columns. ``where`` does not filter jobs that are not counted yet."""
         counted = statistics.summed(self.span.bar, self.begins[0], *names, **where)
         return counted + statistics.counts(self.last, *names)
 
@@ -173,7 +173,7 @@ class Dashboard:
         return chart_of(self.begins, series)
 
     def durations(self) -> list[dict[str, Any]]:
-        """How long jobs ran and waited (seconds), by task, of the most frequent tasks, and all of these first."""
+        """How long jobs ran and waited (seconds), by task, for the most frequent tasks; first a row for all tasks."""
         found: dict[str, dict[str, Any]] = {}
 
         def add(task: str, count: int, ran: Any, waited: Any) -> None:
@@ -189,7 +189,7 @@ class Dashboard:
             if row.task in names:
                 add(row.task, row.count, row.ran, row.waited)
         for each in [*found.values()]:
-            # All of them, without a name.
+            # The row for all tasks has no name.
             add("", each["count"], each["ran"], each["waited"])
         tasks = sorted(found.values(), key=lambda each: (each["task"] != "", -each["count"]))
         for each, name in product(tasks, ("ran", "waited")):
@@ -217,13 +217,13 @@ class Dashboard:
         begin = end - RATED * MINUTE
         left: Counter[str] = Counter()
         counted = statistics.summed(MINUTE, end - HOUR, "queue", "state", "begin")
-        # A job that was cancelled was mostly no work: it waited.
+        # A cancelled job was mostly no work: it was waiting.
         for (queue, state, at), count in (counted + statistics.counts(self.rest, "queue", "state", "begin")).items():
             left[queue] += count if begin <= at < end and state != State.CANCELLED else 0
         return {name: (entered[name], left[name] / RATED) for name in {*self.found["queues"], *left}}
 
     def _entered(self) -> dict[str, float]:
-        """Jobs a minute into each queue; if there were very many, those of the newest."""
+        """Jobs a minute into each queue; if there were very many, measured by the newest ones."""
         begin = self.now - RATED * MINUTE
         total: dict[str, float] = defaultdict(float)
         for alias in conf().DATABASES:

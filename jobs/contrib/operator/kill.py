@@ -18,17 +18,17 @@ from jobs.models import Job, State
 from jobs.store import databases
 
 PATIENCE = 2.0  #: Seconds to wait for a completion that holds the row; most commit at once.
-TRIES = 3  #: How often the run is read again that became another one before it could be ended.
+TRIES = 3  #: How often the row is read again if another run began before this one could be ended.
 
 
 class Held(Exception):
-    """A run holds the row and does not come to its end; says so in the reader's language."""
+    """A run holds the row and does not end. The message is in the reader's language."""
 
 
 def order(key: uuid.UUID, using: str, why: str) -> None:
     """On SQLite, tell the worker before the transaction: the body holds the write lock, so its process has to go first.
 
-    Then the worker ends the job, or this process does: the faster one.
+    Then the worker or this process ends the job, whichever is faster.
     """
     if store.of(using).has_one_writer:
         for job in Job.objects.using(using).filter(pk=key, state=State.RUNNING):
@@ -38,16 +38,16 @@ def order(key: uuid.UUID, using: str, why: str) -> None:
 def kill(key: uuid.UUID, using: str, why: str) -> bool:
     """End the job ``cancelled``; when that is committed, its process is killed and its transaction ended.
 
-    Race: the run ends by itself. One of the two finds the row changed.
+    Race: the run ends by itself at this moment. Then either it or this function finds the row changed.
 
     Raises:
-        Held: the row is locked, also after the transaction that held it should have ended.
+        Held: the row is still locked, although the transaction that held it should have ended.
     """
-    # Race: a run that begins gives its row a token of its own, once. Then the old one does not end it.
+    # Race: a run that begins writes its own token into the row, once. Then the token that was read does not end it.
     for _ in range(TRIES):
         job = Job.objects.using(using).filter(pk=key).first()
         if job is None or job.state != State.RUNNING:
-            # Its worker may have been faster, with the order that it got.
+            # The worker may have been faster, because of the order.
             return job is not None and job.state == State.CANCELLED and (job.own_error or {}).get("type") == "Killed"
         if _end(job, using, why):
             transaction.on_commit(partial(_follow, job, using, why), using=using, robust=True)

@@ -1,4 +1,4 @@
-"""Tells open pages that something changed: one thread of a web process looks, for all who watch there (ASGI)."""
+"""Tells open pages that something changed: in each web process one thread looks, for all its streams (ASGI)."""
 
 import asyncio
 import select
@@ -22,19 +22,19 @@ from jobs.models import Job, Node, Pause, State
 from jobs.store import databases
 from jobs.store.notifications import Notifications
 
-#: Seconds between two looks: without a notification, and at the least. The end of a job sends none: that costs each.
+#: Seconds between two looks: without a notification, and at least. The end of a job sends none: each would pay for it.
 LOOK, LEAST = 1.0, 0.2
-#: Seconds after which a stream ends (the browser asks again, with the permissions that it has by then), and after which
-#: a silent one says something, because proxies cut what is silent.
+#: Seconds after which a stream ends (the browser asks again, with the user's permissions at that time), and after which
+#: a silent stream sends something, because proxies cut silent connections.
 LIFE, ALIVE = 300.0, 15.0
-#: Streams that a process serves at once: each is an open file, and 1024 are the default limit. Who gets none asks again
-#: after so many seconds, and polls meanwhile.
+#: Streams that a process serves at once: each is an open file, and the default limit is 1024. And the seconds after
+#: which a page that got no stream asks again; it polls meanwhile.
 STREAMS, FULL = 100, 60
-OLDEST = 200  #: The oldest running jobs, whose progress is looked at.
+OLDEST = 200  #: How many running jobs, the oldest ones, are looked at for progress.
 
 
 def look() -> list[Any]:
-    """A few rows, read by their indexes, that differ whenever a page may have changed."""
+    """A few values, read by indexes, that differ whenever a page may have changed."""
     found: list[Any] = []
     for alias in conf().DATABASES:
         jobs = Job.objects.using(alias)
@@ -54,7 +54,7 @@ def look() -> list[Any]:
 
 
 class Watch:
-    """The streams that watch in this process. Its thread and connections are there as long as there are streams."""
+    """The streams that watch in this process. Its thread and connections exist as long as there are streams."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -70,7 +70,7 @@ class Watch:
     def joined(self, event: asyncio.Event, since: float) -> Iterator[bool]:
         """Set the event when something changes; at once if something may have changed since then (Unix time).
 
-        False: no more can watch in this process.
+        False: this process serves no more streams.
         """
         with self._lock:
             is_full = self.is_full
@@ -92,7 +92,7 @@ class Watch:
             event.set()
 
     def _run(self) -> None:
-        """Look until no stream is left, again and again if the database is away."""
+        """Look until no stream is left; try again while the database is away."""
         seen: list[Any] = []
         while not self._is_over():
             try:
@@ -125,7 +125,7 @@ class Watch:
         with self._lock:
             self._changed_at = time.time()
             for event, loop in self._watchers.items():
-                # Race: the loop is closed, and its watchers are about to leave.
+                # Race: the loop may just have been closed; its watchers are about to leave.
                 with suppress(RuntimeError):
                     loop.call_soon_threadsafe(event.set)
 
@@ -134,7 +134,7 @@ watch = Watch()
 
 
 def _sleep(sources: list[Notifications]) -> None:
-    """Sleep until a new job is told of, or for :data:`LOOK`."""
+    """Sleep until a notification of a new job, or for :data:`LOOK`."""
     time.sleep(LEAST)
     heard, _, _ = select.select(sources, [], [], LOOK - LEAST)
     for source in heard:
@@ -142,17 +142,17 @@ def _sleep(sources: list[Notifications]) -> None:
 
 
 async def stream(since: float) -> AsyncIterator[str]:
-    """Server-sent events, each of which says that something changed; for users who may see jobs.
+    """Server-sent events: each says that something changed. For users who may see jobs.
 
     Parameters:
-        since: when the page was made that asks (Unix time).
+        since: when the asking page was made (Unix time).
     """
     # The request's own connections are not needed while the stream is open.
     await sync_to_async(connections.close_all)()
     event, end = asyncio.Event(), time.monotonic() + LIFE
     with watch.joined(event, since) as is_in:
         if not is_in:
-            # Race: the view found a place, and others came first.
+            # Race: the view found a free place, but other streams took it first.
             yield f"retry: {FULL * 1000}\n\n"
             return
         yield "retry: 2000\n\n"

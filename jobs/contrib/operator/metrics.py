@@ -1,6 +1,6 @@
-"""Prometheus' metrics, under the names that celery-exporter gave them where they mean the same.
+"""Prometheus' metrics, with the names of celery-exporter where they mean the same.
 
-They are read from the database at each scrape: any web process can answer, and no process has to be kept for it.
+They are read from the database at each scrape: any web process can answer, and no exporter process is needed.
 """
 
 import math
@@ -21,18 +21,18 @@ from jobs.models import LIVE
 
 Samples = Callable[[dict[str, Any]], Iterable[tuple[Sequence[str], Any]]]
 
-DRAIN = 60  #: Seconds in which what is ready should be worked off.
+DRAIN = 60  #: Seconds in which the ready jobs should be worked off.
 
 
 NEEDED = f"Processes that are busy, and those that work off in {DRAIN} s what is ready and may run."
 
 
 def processes(found: dict[str, Any]) -> dict[str, int]:
-    """The processes that each queue needs, out of ``status.gather``: for what runs, and to work the rest off in time.
+    """The processes that each queue needs, from ``status.gather``: for running jobs, and to run ready ones in time.
 
-    How long a job takes is the mean of this hour's and the last one's; where none ended, each is taken to need a
-    process of its own. What is held, and what a pause or the queue's limit keeps, needs none. Those that wait for a
-    worker that knows their task need one. There are never more than there are jobs.
+    The time of a job is the mean of this hour and the last one; if no job ended, each job counts as one process. Held
+    jobs, and jobs that a pause or the queue's limit keeps, need none. Jobs that wait for a worker that knows their
+    task need one together. The result is never higher than the number of jobs.
     """
     ran: dict[str, Counter[str]] = defaultdict(Counter)
     for row in statistics.of(HOUR, statistics.floor(timezone.now(), HOUR) - HOUR):
@@ -46,7 +46,7 @@ def processes(found: dict[str, Any]) -> dict[str, int]:
         limit = most.get(name) or math.inf
         needed[name] = max(queue["running"], int(min(queue["running"] + math.ceil(ready * share), limit)))
         if queue["parked"] and not queue["paused"]:
-            # Where nothing runs, the release that knows their task would never be started.
+            # With no process, the release that knows their task would never be started.
             needed[name] = max(1, needed[name])
     return needed
 

@@ -1,4 +1,4 @@
-"""What is counted, what workers are told, and the dashboard's place in the admin."""
+"""The counts, the orders to workers, and the dashboard's place in the admin."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jobs.models import Job, State
 
 
 class Overview(Job):
-    """It has no rows: it gives the dashboard a place in the admin's index."""
+    """It has no rows of its own: it gives the dashboard a place in the admin's index."""
 
     class Meta:
         proxy = True
@@ -24,7 +24,7 @@ class Statistic(models.Model):
     """How many jobs ended in a minute, an hour or six (``statistics.py``): what the dashboard reads."""
 
     id = models.BigAutoField(primary_key=True)
-    #: Seconds: 60, 3600 or 21600; 0 for all that is older than the hours that are kept.
+    #: Seconds: 60, 3600 or 21600; 0 for the sum of everything older than the kept hours.
     length = models.PositiveIntegerField()
     begin = models.DateTimeField()
     task = models.CharField(max_length=255)
@@ -33,7 +33,7 @@ class Statistic(models.Model):
     #: The class of the error; empty without one.
     error = models.CharField(max_length=200, default="")
     count = models.PositiveIntegerField()
-    #: How many ran for how long, and had waited for how long, by buckets (``statistics.py``).
+    #: How many jobs ran for how long, and had waited for how long, by buckets (``statistics.py``).
     ran = models.JSONField(default=dict)
     waited = models.JSONField(default=dict)
 
@@ -47,18 +47,18 @@ class Statistic(models.Model):
 
 
 class Order(models.Model):
-    """What a node is told to do (``orders.py``)."""
+    """An order to a node (``orders.py``)."""
 
     #: On SQLite it lives in the second file (``databases.SideDatabase``).
     is_beside = True
 
-    #: The job that is to be killed; the node itself, if that is to be quiet or to stop.
+    #: The job to kill; or the node itself, if it is told to be quiet, to claim again, or to stop.
     id = models.UUIDField(primary_key=True)
     node = models.UUIDField()
     what = models.CharField(max_length=8)
-    #: Of the run that is killed.
+    #: The lease of the run to kill.
     lease = models.IntegerField(null=True)
-    #: In words: what, by whom, and why.
+    #: The order in words: what, who gave it, and why.
     text = models.TextField(default="")
     #: Seconds since 1970 by the database's clock.
     at = models.FloatField(default=0)

@@ -1,4 +1,4 @@
-"""What a person tells a worker, on whatever machine it is: its supervisor looks for rows each second."""
+"""Orders from a person to a worker, on any machine: the worker's supervisor looks for rows each second."""
 
 import os
 import signal
@@ -11,18 +11,18 @@ from jobs.lifecycle.worker_state import KILLED, worker_state
 from jobs.store.databases import SideDatabase
 from jobs.worker.supervisor import here
 
-#: To a run; the others to a node: claim nothing more and finish what runs, claim again, stop as by SIGTERM.
+#: To a run. The next three go to a node: claim nothing more and finish what runs, claim again, stop as by SIGTERM.
 KILL = "kill"
 QUIET, RESUME, STOP = "quiet", "resume", "stop"
 
-#: Seconds for which a node looks for a run that it is to kill, and has not begun yet.
+#: Seconds for which a node looks for a run to kill that has not begun yet.
 PATIENCE = 60.0
 
 
 def obey(side: SideDatabase) -> None:
-    """Do what people told this node."""
+    """Carry out the orders to this node."""
     supervisor = here()
-    # A stop needs no database: no kill that waits for one keeps it up.
+    # Stops come first: they need no database, and must not wait behind a kill that does.
     for order in sorted(read(side, worker_state.node), key=lambda order: order.what != STOP):
         is_done = True
         if order.what == KILL:
@@ -39,11 +39,11 @@ def obey(side: SideDatabase) -> None:
 
 
 def _kill(order: Told) -> bool:
-    """End the run, if it is here and nowhere else by now. A thread cannot be killed: the fence undoes its work."""
+    """End the run, if it is still the one that runs here. A thread cannot be killed: the fence undoes its work."""
     for slot in worker_state.occupied():
         if slot.has_job and (slot.job, slot.lease) == (order.key, order.lease):
             for alias in conf().DATABASES if slot.is_shared else ():
-                # What the run says of its end.
+                # The reason that the run will report for its end.
                 transitions.ask_to_end(slot.job, alias, KILLED, order.text)
             here().end_or_ask(slot, KILLED, order.text)
             return True

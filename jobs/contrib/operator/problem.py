@@ -1,4 +1,4 @@
-"""What a problem is. Extensions name the kinds that they find, and find them, in their ``operator.py``."""
+"""The classes for problems. Extensions declare kinds of problems, and find problems, in their ``operator.py``."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 from django.utils import timezone
 from django.utils.translation import gettext
 
-#: Severities, the worst first. What has the last one is worth knowing, and no problem.
+#: Severities, the worst first. The last one is for what is worth knowing, but not a problem.
 ERROR, WARNING, INFO = SEVERITIES = ("error", "warning", "info")
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A page of the admin that shows something; or a button that mends it, if it has a permission."""
+    """A page of the admin that shows something; with a permission it is a button that fixes it."""
 
     label: Any
     #: The name of a URL without the app's label, and its values.
     page: str
     args: tuple[Any, ...] = ()
     query: Mapping[str, Any] = field(default_factory=dict)
-    #: Of a button: who may press it, what it posts, and what to know before.
+    #: For a button: the permission to press it, what it posts, and a warning to show before.
     permission: str = ""
     fields: Mapping[str, Any] = field(default_factory=dict)
     warns: Any = ""
@@ -35,14 +35,14 @@ class Kind:
     severity: str
     #: The words that count it, with ``%(number)s``.
     many: Any
-    #: What a problem is about gives the page that shows it, and the button that mends it.
+    #: Functions of what a problem is about: they return the page that shows it, and the button that fixes it.
     place: Callable[[Any], Link] | None = None
     button: Callable[[Any], Link] | None = None
-    #: False: it is wanted (a pause), or there is much to do, or the project's code is at fault.
+    #: False: a person wants it so (a pause), or there is much to do, or the project's code is at fault.
     is_fault: bool = True
     #: The kind before which it is listed; empty: it comes last.
     before: str = ""
-    #: Who may read it in the admin, beside those who may read jobs: a permission.
+    #: A permission that readers need in the admin, besides that to read jobs.
     permission: str = ""
 
 
@@ -51,13 +51,13 @@ class Problem:
     """
     Attributes:
         kind: the name of its :class:`Kind`.
-        text: what there is.
+        text: what the problem is.
         meaning: what it means, and what to do.
-        command: what to type, where a page has a button.
-        since: seconds; None: unknown.
-        about: of what it is, for links: a queue, a task, a schedule, the key of a job.
-        number: how many the sentence counts.
-        severity: if it is not that of its kind.
+        command: the command to type, where a page has a button.
+        since: for how many seconds; None: unknown.
+        about: what it is about, for links: a queue, a task, a schedule, the key of a job.
+        number: the number that the summary counts it as.
+        severity: if it differs from that of its kind.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""What needs attention, worst first: the one answer for the dashboard, ``manage.py jobs status`` and ``doctor``."""
+"""What needs attention, worst first: the same answer for the dashboard, ``manage.py jobs status`` and ``doctor``."""
 
 import datetime
 import math
@@ -30,12 +30,12 @@ from jobs.store import databases
 
 LONG = 1800.0  #: Seconds after which a running body is a problem.
 
-NAMED = 20  #: At most so many of one kind are named.
+NAMED = 20  #: The most problems of one kind that are named.
 
-EVERY_TIME = 5  #: So many first attempts failed, and none succeeded: the task fails every time.
+EVERY_TIME = 5  #: If this many first attempts failed, and none succeeded, the task fails every time.
 
-#: A body that runs so many times as long as 95 % of the others hangs; so many have to have ended, and it is a problem
-#: after so many seconds.
+#: A body hangs if it runs this many times as long as 95 % of its task's runs; how many of these must have ended; and
+#: after how many seconds it is a problem at the earliest.
 FAR, KNOWN, HANGS = 20, 20, 60.0
 
 _THEM, _WORKERS = _("Show them"), _("Show the workers")
@@ -72,7 +72,7 @@ def _resume(queue: str) -> Link:
     return Link(_("Resume"), "queue_switch", (), {}, "pause_queue", {"verb": "resume", "queue": queue})
 
 
-#: In the order in which they are listed.
+#: The kinds, in the order in which they are listed.
 KINDS: dict[str, Kind] = {
     "copied": Kind(
         ERROR,
@@ -170,12 +170,12 @@ def kinds() -> dict[str, Kind]:
 
 
 def of(found: dict[str, Any], running: Iterable[Any] | None = None) -> list[Problem]:
-    """The problems of what there is, the worst first.
+    """The present problems, the worst first.
 
     Parameters:
-        found: what :func:`status.gather` found; with ``rates``, jobs a minute into each queue and out of it, if
-            they are known, and with ``rest``, what ended and is not counted yet, if that was read.
-        running: the oldest jobs that run (:func:`status.running_now`).
+        found: the result of :func:`status.gather`; with ``rates``, jobs a minute into each queue and out of it, if
+            they are known, and with ``rest``, ended jobs that are not counted yet, if they were read.
+            running: the oldest running jobs (:func:`status.running_now`).
     """
     rest = found.get("rest")
     minutes = statistics.of_failed(statistics.uncounted() if rest is None else rest, NAMED)
@@ -198,7 +198,7 @@ def of(found: dict[str, Any], running: Iterable[Any] | None = None) -> list[Prob
 
 
 def sentence(problems: Iterable[Problem], more: Iterable[str] = ()) -> str:
-    """One sentence of all of them: how many problems there are, and which. ``more`` is said at the end."""
+    """One sentence about all of them: how many problems there are, and which. ``more`` is added at the end."""
     total: Counter[str] = Counter()
     number = 0
     for each in problems:
@@ -238,7 +238,7 @@ def _no_worker(found: dict[str, Any]) -> Iterator[Problem]:
 
 
 def _is_free(node: dict[str, Any]) -> bool:
-    """Whether a worker takes jobs, and has a process without one."""
+    """Whether a worker takes jobs, and has an idle process."""
     return node["takes_jobs"] and (node["concurrency"] is None or node["running"] < node["concurrency"])
 
 
@@ -258,20 +258,20 @@ def _queues(found: dict[str, Any], rates: Mapping[str, tuple[float, float]]) -> 
         command = ""
         if not workers:
             if not _is_any_alive(found):
-                # That is said once, and not of each queue.
+                # That is reported once, and not for each queue.
                 continue
             kind, command = "starving", worker_command("-Q", name)
             says = gettext("%(queue)s: the oldest ready job has waited %(time)s, and no worker consumes its queue")
             means = gettext("Its jobs wait until a worker is started with this queue in its option -Q.")
             if quiet:
-                # A quiet worker has no queues: it may be the one that consumed this one.
+                # A quiet worker lists no queues: it may be the one that consumed this queue.
                 means = gettext("No worker takes jobs of the queue %(queue)s: %(quiet)s was told to be quiet.") % {
                     "queue": name,
                     "quiet": ", ".join(node["hostname"] for node in quiet),
                 }
                 command = f"manage.py jobs tell resume {quiet[0]['id'][:8]}"
         elif not queue["running"]:
-            # With all their processes at work they are busy, and nothing stands still.
+            # Workers whose processes are all at work are busy: then the queue does not stand still.
             kind = "standing" if any(_is_free(node) for node in found["nodes"] if name in node["queues"]) else "busy"
             says = ngettext(
                 "%(queue)s: the oldest ready job has waited %(time)s although %(workers)s worker consumes its queue, "
@@ -391,7 +391,7 @@ def _stuck(running: list[Any], nodes: list[dict[str, Any]]) -> Iterator[Problem]
         held = stuck[node["id"]]
         number = len(held)
         if held and number < (node["concurrency"] or 0) <= node["running"] and len(running) >= status.OLDEST:
-            # Not all that run are listed.
+            # Not all running jobs are listed.
             long = Job.objects.filter(
                 node=node["id"], state=State.RUNNING, started_at__lt=Now() - datetime.timedelta(seconds=LONG)
             )
@@ -413,7 +413,7 @@ def _stuck(running: list[Any], nodes: list[dict[str, Any]]) -> Iterator[Problem]
 
 
 def _usual(tasks: Iterable[str]) -> dict[str, float]:
-    """The seconds within which 95 % of a task's runs ended in the last day, where enough did."""
+    """By task, the seconds within which 95 % of its runs of the last day ended, if there were enough runs."""
     ran: dict[str, Counter[Any]] = defaultdict(Counter)
     names, begin = {*tasks}, statistics.floor(timezone.now(), HOUR) - 24 * HOUR
     for row in statistics.of(HOUR, begin, task__in=names, state=State.SUCCEEDED) if names else ():
@@ -435,14 +435,14 @@ def _unpruned(found: dict[str, Any]) -> Iterator[Problem]:
 
 def _failing(minutes: Sequence[Row], nodes: list[dict[str, Any]]) -> Iterator[Problem]:
     """The tasks that failed in the last hour, those with the most failures first."""
-    # Such a job waits for a person, who is told of its call.
+    # A job with a parked call waits for a person, who is told of the call.
     failed = [row for row in minutes if row.state == State.FAILED and row.error != EffectParked.__name__]
     every, number_of = statistics.counts(minutes, "task"), statistics.counts(failed, "task")
     worked: dict[str, Any] = {}
     for row in minutes:
         if row.state == State.SUCCEEDED:
             worked[row.task] = max(row.begin, worked.get(row.task, row.begin))
-    # Statistics are by the minute.
+    # The statistics count by the minute.
     begin = timezone.now() - HOUR
     since_of = {task: worked[task] + MINUTE if task in worked else begin for task in number_of}
     latest = [row for row in failed if row.begin >= since_of[row.task]]
@@ -465,7 +465,7 @@ def _failing(minutes: Sequence[Row], nodes: list[dict[str, Any]]) -> Iterator[Pr
                 "None succeeded in that time; %(number)s of the %(all)s jobs that ended this hour failed. Look at what "
                 "was deployed or changed then."
             )
-            # The worker that started last between its last success and its first failure.
+            # The last worker that started between the task's last success and its first failure.
             least, most = since - 60, HOUR.total_seconds() if task not in worked else ago(worked[task])
             if new := [node for node in nodes if least <= node["age_seconds"] <= most][-1:]:
                 since = new[0]["age_seconds"]
@@ -482,9 +482,9 @@ def _failing(minutes: Sequence[Row], nodes: list[dict[str, Any]]) -> Iterator[Pr
 
 
 def _first_failures(since: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """When first attempts failed, by task, of the newest failed jobs.
+    """When first attempts failed, by task, among the newest failed jobs.
 
-    A retry of an old job says nothing of the task: it may fail for what it was called with, while all others succeed.
+    A retry of an old job tells nothing about the task: it may fail because of its arguments, while other jobs succeed.
     """
     found: dict[str, list[Any]] = {task: [] for task in since}
     rows = Job.objects.filter(state=State.FAILED).annotate(first=KeyTextTransform("at", KeyTransform("0", "errors")))

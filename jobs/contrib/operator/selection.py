@@ -1,4 +1,4 @@
-"""By what else an operator selects jobs, many at once: their worker, key, error, age and arguments."""
+"""More fields to select many jobs at once: their worker, key, error, age and arguments."""
 
 import datetime
 import uuid
@@ -18,26 +18,26 @@ def _on_node(rows: QuerySet[Job], text: str) -> QuerySet[Job]:
     key = parse_uuid(text)
     named = Q(hostname=text) | Q(hostname__endswith=f"@{text}") if key is None else Q(pk=key)
     if len(text) == DIGITS and text.isalnum():
-        # The digits that lists show; or the name of a host.
+        # The first digits of an id, as lists show them; or the name of a host.
         named |= Q(pk__startswith=text)
     nodes = Node.objects.using(rows.db).filter(named)
     deaths: dict[uuid.UUID, Any] = dict(nodes.values_list("pk", "dead_at"))
     rows = rows.filter(node__in=deaths or [key])
     if deaths and None not in deaths.values():
-        # They ran nothing that was made after their death.
+        # Dead workers ran no job that was made after their death.
         rows = _before(rows, max(deaths.values()))
     return rows
 
 
 def _before(rows: QuerySet[Job], moment: datetime.datetime) -> QuerySet[Job]:
-    """Those made before; if every id tells its time, the index of the key alone finds the newest of them."""
+    """Jobs made before; if every id contains its time, the primary key's index alone finds the newest of them."""
     if Job.objects.using(rows.db).filter(made_at__isnull=False).exists():
         return rows.filter(Q(pk__lt=first_id(moment), made_at=None) | Q(made_at__lt=moment))
     return rows.filter(pk__lt=first_id(moment))
 
 
 def _of_key(rows: QuerySet[Job], key: str) -> QuerySet[Job]:
-    # Each by its own index: in one condition they would read the table.
+    # Each column by its own index: one combined condition would read the whole table.
     every = Job.objects.using(rows.db)
     marked, unique = every.filter(marker_key=key), every.filter(unique_key=key)
     return rows.filter(pk__in=marked.values("pk").union(unique.values("pk"), all=True))
@@ -77,7 +77,7 @@ FIELDS: dict[str, Any] = {
     ),
     "until": Field(_("Created before"), _MOMENT, "those created before then", _before, moment),
     "ended": Field(_("Ended since"), "1h", "those that ended since then", "finished_at__gte", moment),
-    # The last one: it searches the newest of those that fit the others.
+    # The last field: it searches the newest jobs that fit all other fields.
     "contains": Field(
         _("Arguments contain"), "ada@example.com", f"with this text in them; of the newest {SEARCHED:,}", _containing,
         _read_contained, is_secret=True,

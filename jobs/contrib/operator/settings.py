@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    #: Who scrapes ``jobs.urls``' metrics without being logged in says ``Authorization: Bearer`` and this. None: nobody.
+    #: A scraper of ``jobs.urls``' metrics without a login sends ``Authorization: Bearer`` and this. None: none may.
     METRICS_TOKEN: str | None = None
 
 
-#: As those of ``jobs.conf``.
+#: Same form as in ``jobs.conf``.
 RULES = {
     "METRICS_TOKEN": (".+", "text that nobody guesses, or None"),
 }

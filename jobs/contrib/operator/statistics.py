@@ -1,7 +1,7 @@
-"""What ended, counted by the minute, the hour and the quarter of a day: pages and metrics need not read the jobs.
+"""Counts of ended jobs by minute, hour and quarter of a day, so that pages and metrics need not read the jobs.
 
 How long jobs ran and waited is kept in buckets, which can be added up. Each ends 1.41 times as late as the one before,
-so what is read out of them is at most a fifth off. As JSON has no numbers for keys, a bucket's number may be a text.
+so a value read from them is at most a fifth off. JSON has no numbers as keys, so a bucket's number may be a text.
 """
 
 import datetime
@@ -33,17 +33,17 @@ MINUTE, HOUR, QUARTER = datetime.timedelta(minutes=1), datetime.timedelta(hours=
 
 BEGIN = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
-#: So many minutes are looked at again, and counted again if more ended in them by now: a commit may come late.
+#: These last minutes are checked again, and recounted if more jobs have ended in them: a commit may come late.
 AGAIN = 2 * MINUTE
 
-#: How far back a worker counts that is the first one.
+#: How far back the very first worker counts.
 COUNTED = 25 * HOUR
 
-#: For how long minutes, hours and quarters of days are kept: a little longer than a page shows them. Each of a thousand
-#: tasks has a row in each.
+#: For how long minutes, hours and quarters of days are kept: a little longer than pages show them. A thousand tasks
+#: make a thousand rows for each minute, hour and quarter.
 MINUTES_KEPT, HOURS_KEPT, QUARTERS_KEPT = 3 * HOUR, 48 * HOUR, 24 * 8 * HOUR
 
-#: Seconds that a worker counts at the most: its other work waits meanwhile, and the rest is counted the next time.
+#: The most seconds that a worker counts at a time: its other work waits meanwhile. The rest is counted the next time.
 LONGEST_COUNT = 1.0
 
 
@@ -51,10 +51,10 @@ LONGEST_COUNT = 1.0
 
 
 class Count:
-    """Counts what ended. Of several workers only the oldest does it.
+    """Counts ended jobs. Of several workers only the oldest counts.
 
     Parameters:
-        node: this process's own node; without one it is no worker, and counts at once.
+        node: this process's own node; without one the process is not a worker, and counts at once.
     """
 
     def __init__(self, node: Callable[[], uuid.UUID] | None = None) -> None:
@@ -74,18 +74,18 @@ class Count:
         if begin >= end:
             return 0
         counted, deadline = 0, time.monotonic() + LONGEST_COUNT
-        # Hour by hour: after a long absence of all workers, all of it at once would be too much.
+        # Hour by hour: after a long time without workers, one statement for everything would be too large.
         since = max(_first_changed(using, begin - AGAIN, begin), oldest)
         while since < end:
             until = min(end, floor(since, HOUR) + HOUR)
             try:
                 counted += count(using, since, until)
             except IntegrityError:
-                # Race: another process counts the same at this moment, with the same result.
+                # Race: another process has counted the same at this moment, with the same result.
                 return counted
             self._done[using] = max(begin, until)
             shared.give_way()
-            # Beyond the minutes that are counted again: else it would never get on.
+            # Stop only beyond the minutes that are counted again, or it would never make progress.
             if self._node is not None and begin < until < end and time.monotonic() > deadline:
                 return counted
             since = until
@@ -96,7 +96,7 @@ class Count:
 
 
 def _last(using: str) -> datetime.datetime:
-    """Until when it is counted, by what is there: old minutes are gone, and their hours are whole."""
+    """Until when the stored rows count: old minutes are deleted, but their hours are complete."""
     for length in (MINUTE, HOUR):
         rows = Statistic.objects.using(using).filter(length=length.seconds)
         if (begin := rows.aggregate(Max("begin"))["begin__max"]) is not None:
@@ -117,7 +117,7 @@ def _first_changed(using: str, begin: datetime.datetime, end: datetime.datetime)
 
 
 def _fold(using: str, old: QuerySet[Statistic]) -> None:
-    """Add old hours to one sum each, of length 0: a counter may only grow."""
+    """Add old hours to sums, which have length 0, because a counter may only grow."""
     with transaction.atomic(using=using):
         hours = {row.pk: row for row in old.select_for_update()}
         found: Counts = {}
@@ -135,13 +135,13 @@ def floor(moment: datetime.datetime, step: datetime.timedelta) -> datetime.datet
     return BEGIN + (moment - BEGIN) // step * step
 
 
-KEY = ("begin", "task", "queue", "state", "error")  #: What counts of one length differ in.
+KEY = ("begin", "task", "queue", "state", "error")  #: The columns that tell apart counts of one length.
 
 Counts = dict[tuple[Any, ...], Statistic]
 
 
 def _at(found: Counts, length: int, *key: Any) -> Statistic:
-    """The row of that key; a new one if none was found yet."""
+    """The row with that key; a new one if there was none yet."""
     if key not in found:
         found[key] = Statistic(length=length, count=0, **dict(zip(KEY, key, strict=True)))
     return found[key]
@@ -152,7 +152,7 @@ def _key(row: Statistic) -> tuple[Any, ...]:
 
 
 def _replace(using: str, old: list[int], found: Counts) -> None:
-    """Race: another process counts the same at this moment. Of rows that both insert one fails, and adds nothing."""
+    """Race: another process counts the same at this moment. If both insert a row, one fails and adds nothing."""
     rows = Statistic.objects.using(using)
     if old:
         rows.filter(store.of(using).among("pk", old))._raw_delete(using)
@@ -165,7 +165,7 @@ def count(using: str, begin: datetime.datetime, end: datetime.datetime) -> int:
     with transaction.atomic(using=using):
         minutes = rows.filter(length=60, begin__gte=begin, begin__lt=end).select_for_update()
         old = {_key(row): row for row in minutes}
-        # A job that was counted and is gone did end: it was retried or deleted since.
+        # A counted job that is gone did end: it was retried or deleted since. So counts never shrink.
         new = {key: row for key, row in found.items() if key not in old or row.count > old[key].count}
         if not new:
             return 0
@@ -193,7 +193,7 @@ def _add(total: Statistic, row: Statistic, sign: int = 1) -> None:
 
 
 class Seconds(Func):
-    """The length of a time in seconds."""
+    """The length of a time span in seconds."""
 
     template, output_field = "(%(expressions)s / 1000000.0)", FloatField()
 
@@ -203,14 +203,14 @@ class Seconds(Func):
 
 
 def _bucket(begin: str, end: str) -> Case:
-    """:func:`bucket` in SQL; None of a job that never began."""
+    """:func:`bucket` in SQL; None for a job that never began."""
     spent = Greatest(Seconds(F(end) - F(begin)), Value(LEAST), output_field=FloatField())
     number = Ceil(Ln(spent / Value(LEAST)) / Value(math.log(STEP)) - Value(NEARLY), output_field=FloatField())
     return Case(When(started_at__isnull=False, then=number), output_field=FloatField())
 
 
 def ended(using: str, begin: datetime.datetime, end: datetime.datetime, most: int | None = None) -> Counts:
-    """What ended in between, by the minute; not stored. With ``most`` about so many, the newest ones."""
+    """Counts by the minute of jobs that ended in between, not stored. With ``most``: of about that many newest ones."""
     rows = Job.objects.using(using).filter(finished_at__gte=begin, finished_at__lt=end).order_by("-finished_at")
     if most is not None:
         # SQLite compares texts: of two ways to write a moment the longer one is the later.
@@ -234,9 +234,9 @@ def ended(using: str, begin: datetime.datetime, end: datetime.datetime, most: in
 
 # Reading, for pages and metrics
 
-MOST = 2000  #: At most so many ended jobs are counted for a page, the newest: it takes 30 ms.
+MOST = 2000  #: At most this many ended jobs, the newest, are counted for a page: it takes 30 ms.
 
-#: A named tuple, because making models of them would take most of the page's time.
+#: A named tuple, because model instances would take most of the page's time.
 Row = namedtuple("Row", "begin task queue state error count ran waited")
 
 #: Many histograms are equal, and decoding them took a third of the dashboard's time. A decoded one is never changed.
@@ -244,12 +244,12 @@ _histogram = lru_cache(10_000)(json.loads)
 
 
 def of(stretch: datetime.timedelta, begin: datetime.datetime, **where: Any) -> list[Row]:
-    """The counts of this length since then, of all job databases. A thousand tasks have as many in each minute."""
+    """The counts of this length since then, of all job databases. For a thousand tasks: a thousand per minute."""
     return [Row._make(each) for each in _read(Row._fields[:-2], stretch, begin, where)]
 
 
 def histograms(stretch: datetime.timedelta, begin: datetime.datetime, **where: Any) -> Iterator[list[Any]]:
-    """The same without moments, which take long to read: the task, its count, and the histograms."""
+    """The same without times, which are slow to read: the task, its count, and the histograms."""
     return _read(("task", "count"), stretch, begin, where)
 
 
@@ -263,14 +263,14 @@ def _read(
 
 
 def failed(stretch: datetime.timedelta, begin: datetime.datetime) -> list[tuple[str, str, int, Any, Any]]:
-    """Failures since then, by task and error: how many, and when the first and the last stretch with one began."""
+    """Failures since then, by task and error: how many, and when the first and the last stretch with failures began."""
     rows = Statistic.objects.filter(length=stretch.seconds, begin__gte=begin, state=State.FAILED)
     sums = rows.values_list("task", "error").annotate(Sum("count"), Min("begin"), Max("begin"))
     return [each for found in databases.each(sums) for each in found]
 
 
 def summed(stretch: datetime.timedelta, begin: datetime.datetime, *names: str, **where: Any) -> Counter[Any]:
-    """How many jobs ended since then, by one column or by several: the database adds them up."""
+    """How many jobs ended since then, by one column or by several; the database adds them up."""
     found = Counter[Any]()
     for rows in databases.each(Statistic.objects.filter(length=stretch.seconds, begin__gte=begin, **where)):
         for *key, number in rows.values_list(*names).annotate(number=Sum("count")):
@@ -279,7 +279,7 @@ def summed(stretch: datetime.timedelta, begin: datetime.datetime, *names: str, *
 
 
 def uncounted() -> list[Row]:
-    """What ended, by the minute, and was not counted yet (of very many jobs the newest)."""
+    """Ended jobs that are not counted yet, by the minute (if there are very many, only the newest)."""
     now, found = timezone.now(), []
     for alias in conf().DATABASES:
         minutes = Statistic.objects.using(alias).filter(length=60, begin__gte=floor(now, MINUTE) - HOUR)
@@ -290,10 +290,10 @@ def uncounted() -> list[Row]:
 
 
 def of_failed(rest: list[Row], most: int) -> list[Row]:
-    """The last hour by the minute, of those tasks that failed most in it.
+    """The last hour by the minute, for the tasks that failed most in it.
 
     Parameters:
-        rest: what was not counted yet.
+        rest: ended jobs that are not counted yet.
     """
     begin = floor(timezone.now(), MINUTE) - HOUR
     failed = summed(MINUTE, begin, "task", state=State.FAILED)
@@ -312,7 +312,7 @@ def counts(rows: Iterable[Row], *names: str) -> Counter[Any]:
 
 
 def ever() -> dict[str, Counter[tuple[str, ...]]]:
-    """All that was ever counted, by its state: by task and queue, and failures by their errors as well."""
+    """Everything that was ever counted, by state: by task and queue, and for failures by error as well."""
     found: dict[str, Counter[tuple[str, ...]]] = defaultdict(Counter)
     for alias in conf().DATABASES:
         # The hours that are kept, and the sum of those before them (length 0).
@@ -324,9 +324,9 @@ def ever() -> dict[str, Counter[tuple[str, ...]]]:
 
 # Buckets
 
-#: Seconds at which the first bucket ends, and by how much each ends later than the one before.
+#: Seconds at which the first bucket ends, and the factor by which each next one ends later.
 LEAST, STEP = 0.001, math.sqrt(2)
-#: What is no more than this above the end of a bucket is in it: logarithms are not exact.
+#: A value at most this much above the end of a bucket is still in it: logarithms are not exact.
 NEARLY = 1e-9
 
 
@@ -340,13 +340,13 @@ def middle(number: int) -> float:
 
 
 def mean(histogram: Mapping[Any, int]) -> float | None:
-    """The mean in seconds; None of nothing."""
+    """The mean in seconds; None if the histogram is empty."""
     total = sum(histogram.values())
     return sum(middle(int(number)) * count for number, count in histogram.items()) / total if total else None
 
 
 def percentile(histogram: Mapping[Any, int], part: float) -> float | None:
-    """Seconds within which ``part`` of all (0.95) ended; None of nothing. Also of a histogram as JSON has it."""
+    """Seconds within which ``part`` (0.95) of all ended; None if it is empty. Also for a histogram read from JSON."""
     needed = part * sum(histogram.values())
     seen = 0
     for number in sorted(histogram, key=int):
@@ -357,5 +357,5 @@ def percentile(histogram: Mapping[Any, int], part: float) -> float | None:
 
 
 def spent(seconds: float | None) -> str:
-    """How long, for people; also less than a second."""
+    """A duration for people, also below a second."""
     return f"{seconds * 1000:.0f} ms" if seconds is not None and seconds < 1 else duration(seconds)

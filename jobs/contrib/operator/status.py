@@ -1,4 +1,4 @@
-"""What there is now: jobs by queue and state, workers, what is late. One answer for pages, commands and metrics."""
+"""The present state: jobs by queue and state, workers, what is late. One answer for pages, commands and metrics."""
 
 import datetime
 import math
@@ -48,7 +48,7 @@ OLDEST = 20  #: How many running jobs are listed, the oldest ones.
 
 
 def running_now() -> list[Any]:
-    """The oldest jobs that run: each with its ``age``, and since when it is ``asked`` to end, or None."""
+    """The oldest running jobs: each with its ``age``, and the time since which it is ``asked`` to end, or None."""
     asked = Cancellation.objects.filter(job=OuterRef("pk")).annotate(age=age_of("at")).values("age")
     jobs = Job.objects.filter(state=State.RUNNING).defer("result", "errors", "error").order_by("started_at")
     found: list[Any] = []
@@ -59,19 +59,19 @@ def running_now() -> list[Any]:
 
 # The jobs
 
-#: What is told of a queue, here of an empty one. ``held``: those of the ready jobs that wait for their limit;
-#: ``parked``: those of the scheduled ones that wait for a worker that knows their task.
+#: The figures of a queue, here of an empty one. ``held``: how many of the ready jobs wait for their limit;
+#: ``parked``: how many of the scheduled jobs wait for a worker that knows their task.
 IDLE: dict[str, Any] = {str(state): 0 for state in LIVE} | {"capped": False, "oldest_ready_seconds": None}
 IDLE |= {"workers": 0, "paused": False, "held": 0, "parked": 0}
 
 
 class Live:
-    """What lives, by queue, over all job databases; :data:`counts.MOST` of a queue's jobs that wait are counted."""
+    """The live jobs by queue, over all job databases; up to :data:`counts.MOST` waiting jobs are counted per queue."""
 
     def __init__(self) -> None:
         self.queues: dict[str, dict[str, Any]] = defaultdict(IDLE.copy)
         self.unknown: Counter[str] = Counter()
-        self.late: list[float] = []  #: For how many seconds each scheduled job is due that is not ready yet.
+        self.late: list[float] = []  #: For each scheduled job that is due and not ready yet: for how many seconds.
         self.running: Counter[uuid.UUID] = Counter()  #: How many jobs each worker runs.
         for alias in conf().DATABASES:
             self._count(alias)
@@ -111,16 +111,16 @@ class Live:
         return any(queue["capped"] for queue in self.queues.values())
 
 
-#: Up to so many ended jobs are counted: it takes 50 ms.
+#: Up to this many ended jobs are counted: it takes 50 ms.
 COUNTED = 100_000
 
 
 def _ended(using: str) -> tuple[dict[str, int], bool]:
-    """How many jobs ended in each state, and whether these are estimates: of a long history the server's own."""
+    """How many jobs ended in each state, and whether these are estimates of the server, as for a long history."""
     about, rows = estimate(using), Job.objects.using(using)
     if sum(about.values()) < COUNTED:
         return dict(rows.filter(state__in=ENDED).values_list("state").annotate(Count("pk"))), False
-    # Rare ones may be missing there, and have an index of their own.
+    # Rare states may be missing in the estimates, and have an index of their own.
     rare = rows.filter(state__in=UNSUCCESSFUL).order_by("-pk").values_list("state", flat=True)[: counts.MOST]
     number = Counter(rare)
     at_least = {} if number.total() < counts.MOST else about
@@ -128,10 +128,10 @@ def _ended(using: str) -> tuple[dict[str, int], bool]:
 
 
 def gather(live: bool) -> dict[str, Any]:
-    """What there is, summed up over all job databases. ``live`` leaves the ended jobs at None.
+    """The present state, summed up over all job databases. With ``live`` the ended jobs stay None.
 
-    Of a queue's scheduled and ready jobs :data:`counts.MOST` are counted; ``capped`` says that there may be more.
-    ``estimated`` says that the numbers of the ended ones are the server's estimates.
+    Of a queue's scheduled and ready jobs up to :data:`counts.MOST` are counted; ``capped``: there may be more.
+    ``estimated``: the numbers of ended jobs are the server's estimates.
     """
     counted = Live()
     queues, late = counted.queues, counted.late
@@ -147,7 +147,7 @@ def gather(live: bool) -> dict[str, Any]:
     listed = [_told(node, counted.running) for node in found if node.dead_at is None]
     died = sorted((node for node in found if node.dead_at), key=lambda node: node.dead)
     pauses = counts.paused()
-    # Queues without jobs are listed too: they are paused, or a worker serves them.
+    # Queues without jobs are listed, too, if they are paused or a worker serves them.
     for name in pauses:
         queues[name]["paused"] = True
     for node in listed:
@@ -177,12 +177,12 @@ def gather(live: bool) -> dict[str, Any]:
     return result
 
 
-#: Seconds after which it is said that a queue has jobs and no worker: a deploy takes a minute or two.
+#: Seconds after which a queue that has jobs and no worker is reported: a deploy takes a minute or two.
 FORSAKEN = 300.0
 
 
 def ailments() -> tuple[list[str], list[str]]:
-    """Why no job is run, in a word each, if so, and why some are not; what the health check answers."""
+    """For the health check: why no job is run (if none is), and why some jobs are not, a word for each reason."""
     failing, degraded, aliases = [], [], conf().DATABASES
     try:
         nodes = workers()
@@ -203,5 +203,5 @@ def ailments() -> tuple[list[str], list[str]]:
 
 
 def parts(name: str) -> list[Any]:
-    """What extensions have under a name in their ``operator.py``: ``status``, ``KINDS``, ``problems``, ``metrics``."""
+    """What extensions define in their ``operator.py`` with a name: ``status``, ``KINDS``, ``problems``, ``metrics``."""
     return [getattr(module, name) for module in extensions.modules("operator") if hasattr(module, name)]

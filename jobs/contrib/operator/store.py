@@ -1,7 +1,7 @@
-"""The SQL of the operator's room: how much waits, without reading all of it, and what people tell workers.
+"""The SQL of the operator's room: how much waits, without reading all of it, and orders to workers.
 
-Orders are written beside everybody's transactions. On SQLite the body that is to be killed holds the write lock of the
-main file.
+Orders are written outside of the transactions in progress: on SQLite the body that is to be killed holds the write
+lock of the main file.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ WITH RECURSIVE head(id) AS (
 SELECT id FROM head
 """
 
-#: How many there are beside a head, up to a number.
+#: How many ready jobs share a head's queue and rank, counted up to a number.
 BESIDE = """
 SELECT count(*) FROM (
     SELECT 1 FROM jobs_job AS ready
@@ -52,7 +52,7 @@ SELECT count(*) FROM (
 ) AS counted
 """
 
-#: By the last ANALYZE.
+#: How many jobs are in each state, by the last ANALYZE.
 ESTIMATE = """
 SELECT state, sum(round(reltuples * part))::bigint
 FROM (SELECT 'jobs_job'::regclass AS relid UNION SELECT relid FROM pg_partition_tree('jobs_job')) AS tree
@@ -63,10 +63,10 @@ WHERE attname = 'state' AND reltuples > 0
 GROUP BY state
 """
 
-#: For one message, or one transaction.
+#: Holds for one message, or one transaction.
 UNCOMPILED = "SET LOCAL jit = off"
 
-#: The ready jobs of a queue and a rank: for how many seconds the oldest has waited, and how many, up to a number.
+#: The ready jobs of a queue and rank: how many seconds the oldest has waited, and how many there are, up to a number.
 Head = namedtuple("Head", "queue rank seconds number")
 
 
@@ -74,7 +74,7 @@ Head = namedtuple("Head", "queue rank seconds number")
 
 
 def heads(using: str, most: int | None = None) -> list[Head]:
-    """It steps through the index, and never reads all of them."""
+    """The heads of all queues. It steps through the index, and never reads all ready jobs."""
     most = most or counts.MOST
     if isinstance(of(using), PostgreSQL | SQLite):
         rows = Job.objects.using(using).filter(pk__in=RawSQL(HEADS, ()), state__in=WAITING)
@@ -87,7 +87,7 @@ def heads(using: str, most: int | None = None) -> list[Head]:
 
 
 def _heads_one_by_one(using: str, most: int) -> Iterator[tuple[Any, ...]]:
-    """On MySQL a part of a statement cannot look at the row around a derived table."""
+    """On MySQL a derived table cannot refer to the row of the statement around it."""
     ready = in_line(using)
     first = ready.annotate(age=age_of("run_at")).values_list("queue", "rank", "age")
     head = first.first()
@@ -100,12 +100,12 @@ def _heads_one_by_one(using: str, most: int) -> Iterator[tuple[Any, ...]]:
 
 
 def scheduled(using: str) -> QuerySet[Any]:
-    """The scheduled jobs, the first ones first, with ``age``: for how long they are due, negative before that."""
+    """The scheduled jobs, the earliest first, with ``age``: for how long they are due, negative before that."""
     return Job.objects.using(using).filter(state=State.SCHEDULED).order_by("run_at").annotate(age=age_of("run_at"))
 
 
 def grouped(rows: QuerySet[Any]) -> list[tuple[Any, ...]]:
-    """The values of the rows (``values_list()`` with a limit), each with how often it comes: the database counts."""
+    """The values of the rows (``values_list()`` with a limit), and how often each comes; the database counts."""
     sql, params = rows.query.get_compiler(rows.db).as_sql()
     quote = connections[rows.db].ops.quote_name
     names = ", ".join(map(quote, (*rows.query.values_select, *rows.query.annotation_select)))
@@ -120,15 +120,15 @@ def running_by_node() -> Counter[uuid.UUID]:
 
 
 def estimate(using: str) -> dict[str, int]:
-    """About how many jobs are in each state, where the server knows that without reading them; else nothing."""
+    """About how many jobs are in each state, if the server knows that without reading them; else nothing."""
     return dict(databases.ask(using, ESTIMATE)) if isinstance(of(using), PostgreSQL) else {}
 
 
 @contextmanager
 def asking(using: str) -> Iterator[None]:
-    """A block of questions about many rows, each of which ends early.
+    """A block of queries that could read many rows, but end early.
 
-    PostgreSQL's planner does not see that, and would compile for a second what takes ten milliseconds.
+    PostgreSQL's planner does not see that, and would compile for a second a query that takes ten milliseconds.
     """
     connection: Any = connections[using]
     if not isinstance(of(using), PostgreSQL) or _uncompiled in connection.execute_wrappers:
@@ -137,7 +137,7 @@ def asking(using: str) -> Iterator[None]:
         with connection.execute_wrapper(_uncompiled):
             yield
     else:
-        # A message has one statement there.
+        # With server-side binding a message has only one statement.
         with transaction.atomic(using=using), connection.cursor() as cursor:
             cursor.execute(UNCOMPILED)
             yield
@@ -145,7 +145,7 @@ def asking(using: str) -> Iterator[None]:
 
 def _uncompiled(execute: Any, sql: str, params: Any, many: bool, context: dict[str, Any]) -> Any:
     found = execute(f"{UNCOMPILED}; {sql}", params, many, context)
-    # psycopg2 has the last one's rows only.
+    # psycopg2 returns only the rows of the last statement.
     if databases.has_libpq(context["connection"]):
         context["cursor"].nextset()
     return found
@@ -155,12 +155,12 @@ def _uncompiled(execute: Any, sql: str, params: Any, many: bool, context: dict[s
 
 _COLUMNS = ["id", "node", "what", "lease", "text", "at"]
 
-#: Seconds until others forget an order.
+#: Seconds until other nodes delete an order.
 FORGOTTEN = 3600.0
 
 
 class Told(NamedTuple):
-    #: Of the job, or of the node itself.
+    #: The id of the job, or of the node itself.
     key: uuid.UUID
     what: str
     lease: int | None
@@ -170,11 +170,11 @@ class Told(NamedTuple):
 
 
 def give(node: uuid.UUID, what: str, text: str, job: uuid.UUID | None = None, lease: int | None = None) -> None:
-    """Tell a node something. Of several words about itself the last one counts.
+    """Give a node an order. Of several orders about the node itself the last one counts.
 
     Parameters:
-        text: what, by whom, and why, in words.
-        job, lease: the run that is to be killed.
+        text: the order in words: what, who gave it, and why.
+        job, lease: the run to kill.
     """
     suffix = connections[databases.home()].ops.on_conflict_suffix_sql(_COLUMNS, OnConflict.UPDATE, _COLUMNS[1:], ["id"])
     sql = f"INSERT INTO jobs_order ({', '.join(_COLUMNS)}) VALUES (%s, %s, %s, %s, %s, {{now}}) {suffix}"
@@ -188,11 +188,11 @@ def read(side: SideDatabase, node: uuid.UUID) -> list[Told]:
 
 
 def delete(side: SideDatabase, order: Told) -> None:
-    """Race: somebody kills a later run of the job at this moment, perhaps on another node."""
+    """Race: a person orders the kill of a later run of the job at this moment, perhaps on another node."""
     sql = "DELETE FROM jobs_order WHERE id = %s AND what = %s AND COALESCE(lease, 0) = %s"
     side.execute(sql, order.key.hex, order.what, order.lease or 0)
 
 
 def prune(side: SideDatabase) -> None:
-    """Forget what was told to nodes that died before they read it."""
+    """Delete orders to nodes that died before they read them."""
     side.execute("DELETE FROM jobs_order WHERE at < {now} - %s", FORGOTTEN)

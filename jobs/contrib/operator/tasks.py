@@ -1,4 +1,4 @@
-"""The job by which ``manage.py jobs doctor`` looks whether jobs are run."""
+"""The job that ``manage.py jobs doctor`` uses to test whether jobs are run."""
 
 from typing import Any
 
@@ -9,5 +9,5 @@ from jobs.task import Task
 
 @shared_task(base=Task, bind=True, name="jobs.probe")
 def probe(self: Any) -> str:
-    """Do nothing, and say where: ``manage.py jobs doctor`` follows it from the call to the end."""
+    """Do nothing, and return where it ran: ``manage.py jobs doctor`` follows it from the call to the end."""
     return str(self.job.node_id)

@@ -19,9 +19,9 @@ from jobs.management.console.base import LOOK, JobsCommand, option, subcommand
 from jobs.models import ENDED, LIVE
 from jobs.operations.selection import DIGITS
 
-SHOWN = 5  #: So many problems have a line.
+SHOWN = 5  #: How many problems get a line.
 
-# To a terminal: go to another screen, and back; to the first line; forget the rest of a line, and of the screen.
+# For a terminal: go to another screen, and back; to the first line; clear the rest of a line, and of the screen.
 ENTER, LEAVE, HOME, TO_END, BELOW = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l", "\x1b[H", "\x1b[K", "\x1b[J"
 
 
@@ -70,7 +70,7 @@ def _screen(out: JobsCommand) -> Iterator[None]:
 
 
 def frame(out: JobsCommand, board: Dashboard) -> list[str]:
-    """The lines of one look."""
+    """The lines of one frame."""
     found, style = board.found, out.style
     bad = [each for each in board.problems if each.severity != "info"]
     look = style.ERROR if any(each.severity == "error" for each in bad) else style.WARNING if bad else style.SUCCESS

@@ -15,13 +15,13 @@ from jobs.models import Job
 @never_cache
 @require_safe
 def health(request: HttpRequest) -> HttpResponse:
-    """200 if jobs are run, 503 if not, with the reasons. For everybody: it tells no names.
+    """200 if jobs are run, 503 if not, with the reasons. It needs no login, because it reveals no names.
 
     For load balancers it is ``failing`` (503) only where no job runs at all: no worker beats, scheduled jobs do not
     become ready, the database is a copy or away. It is ``degraded`` (200) if a queue has had jobs and no worker for
-    :data:`status.FORSAKEN`: a balancer that takes web servers away for that makes nothing better. For people, who are
-    to be called then, ``?strict`` makes it 503, too. Whether workers keep up is not asked, so it takes the same few
-    milliseconds under any backlog.
+    :data:`status.FORSAKEN` seconds: it would not help if a balancer removed web servers for that. Monitoring that
+    calls a person then uses ``?strict``, which makes it 503, too. It does not check whether workers keep up, so it
+    takes the same few milliseconds under any backlog.
     """
     failing, degraded = status.ailments()
     says = "failing" if failing else "degraded" if degraded else "ok"
@@ -36,7 +36,7 @@ def metrics(request: HttpRequest) -> HttpResponse:
     token, user = conf().METRICS_TOKEN, getattr(request, "user", None)
     given = request.headers.get("Authorization", "").encode()
     is_machine = bool(token) and secrets.compare_digest(given, f"Bearer {token}".encode())
-    # Whatever label the project gave this app.
+    # The project may have given this app another label.
     may_look = user and user.is_active and user.is_staff and user.has_perm(f"{Job._meta.app_label}.view_job")
     if not is_machine and not may_look:
         raise PermissionDenied

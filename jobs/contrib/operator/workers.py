@@ -1,4 +1,4 @@
-"""What a person may tell a worker, on whatever machine it is: to be quiet, to claim again, to stop."""
+"""Orders that a person may give a worker, on any machine: be quiet, claim again, stop."""
 
 import uuid
 from typing import Any
@@ -14,7 +14,7 @@ from jobs.operations import signed
 from jobs.operations.selection import DIGITS
 from jobs.store import databases
 
-#: For a button.
+#: The labels of the buttons.
 LABELS: dict[str, Any] = {
     orders.QUIET: _("Quiet: claim nothing more"),
     orders.RESUME: _("Claim again"),
@@ -23,7 +23,7 @@ LABELS: dict[str, Any] = {
 
 
 def find(text: str) -> Node:
-    """The live worker of an id, or of its first 8 digits, or on a host; ``ValueError`` if that is not one."""
+    """The live worker with this id, or its first 8 digits, or on this host; ``ValueError`` unless it is exactly one."""
     rows = Node.objects.using(databases.home()).filter(dead_at=None).order_by("-started_at")
     found = [node for node in rows if text in (str(node.pk), str(node.pk)[:DIGITS], node.hostname, node.host)]
     if len(found) != 1:
@@ -32,7 +32,7 @@ def find(text: str) -> Node:
 
 
 def tell(key: uuid.UUID, verb: str, who: str = "", why: str = "") -> bool:
-    """Tell a worker, which hears of it within a second; False: it is dead, or unknown."""
+    """Give a worker an order, which it reads within a second; False: it is dead, or unknown."""
     if not Node.objects.using(databases.home()).filter(pk=key, dead_at=None).exists():
         return False
     give(key, verb, signed(f"the worker was told to {verb}", who, why))
@@ -40,7 +40,7 @@ def tell(key: uuid.UUID, verb: str, who: str = "", why: str = "") -> bool:
 
 
 def seen() -> list[Node]:
-    """Note that a person has seen which workers died; returns those that were not seen before."""
+    """Note that a person has seen which workers died; returns the ones that were not seen before."""
     rows = Node.objects.using(databases.home()).filter(dead_at__isnull=False, signed_off=False, seen_at=None)
     found = list(rows)
     rows.filter(pk__in=[node.pk for node in found]).update(seen_at=Now())

@@ -1,4 +1,4 @@
-"""A Celery app that stands in an installed package becomes ours by the settings: ``JOBS["APPS"]``."""
+"""Makes the Celery app of an installed package ours, by a setting: ``JOBS["APPS"]``."""
 
 PRIVATE = """
 celery.app.base:Celery.create_task_cls self    | packaged/early.py: the base class of all of an app's tasks

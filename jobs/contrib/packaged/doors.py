@@ -1,4 +1,4 @@
-"""The part of packaged apps in the core: there is none, as it comes before all doors (``early.py``)."""
+"""The part of packaged apps in the core: there is none, because ``early.py`` runs before all doors."""
 
 from __future__ import annotations
 

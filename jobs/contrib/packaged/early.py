@@ -1,7 +1,7 @@
-"""``app.Task`` of the apps that ``JOBS["APPS"]`` names inherits from ours, whenever the package asks for it first.
+"""``app.Task`` of the apps that ``JOBS["APPS"]`` names inherits from ours, from the package's first access on.
 
-Celery reads ``task_cls`` there. Tasks, and base classes of the package, are made later. A signal would come too late:
-Celery sends none before a package's modules are imported.
+At that access Celery reads ``task_cls``. The package's tasks and base classes are made later. A signal would come too
+late: Celery sends none before a package's modules are imported.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _create = Celery.create_task_cls
 
 
 def is_named(app: Celery) -> bool:
-    """Whether the settings name the app. The system checks say what is wrong with them, not the import of a task."""
+    """Whether the settings name the app. If they are wrong, the system checks report it, not the import of a task."""
     given = getattr(settings, "JOBS", None) if _are_there() else None
     return isinstance(given, Mapping) and app.main in (given.get("APPS") or ())
 
 
 def _are_there() -> bool:
-    """Whether the settings can be asked: not while their own module is being imported."""
+    """Whether the settings can be read: not while their own module is being imported."""
 
     module = sys.modules.get(os.environ.get(ENVIRONMENT_VARIABLE, ""))
     is_loading = getattr(getattr(module, "__spec__", None), "_initializing", False)
@@ -37,7 +37,7 @@ def create_task_cls(self: Celery) -> Any:
     if is_named(self):
         base, ours = symbol_by_name(self.task_cls), import_module("jobs.task").Task
         if not issubclass(base, ours):
-            # What the package's own class does comes first, and ends in ours.
+            # The package's own class comes first, and its ``super()`` calls reach ours.
             is_own = not issubclass(ours, base)
             self.task_cls = type(base.__name__, (base, ours), {"abstract": True}) if is_own else ours
     return _create(self)

@@ -6,6 +6,6 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    #: Names of Celery apps, as ``Celery("pretix")`` says them, that stand in an installed package, so that nobody can
-    #: write ``task_cls`` there: all their tasks are ours, also those with a base class of the package.
+    #: Names of Celery apps, as in ``Celery("pretix")``, of installed packages, where the project cannot write
+    #: ``task_cls``: all their tasks become ours, also those with a base class of the package.
     APPS: Sequence[str] = ()

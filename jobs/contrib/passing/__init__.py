@@ -1,1 +1,1 @@
-"""Which exceptions may pass: those of networks, mail servers, services and databases that were away or too busy."""
+"""Which exceptions are temporary: of networks, mail servers, services and databases that were away or too busy."""

@@ -1,4 +1,4 @@
-"""The part in the core of what may pass."""
+"""The part of temporary exceptions in the core."""
 
 from jobs.doors import Extension
 

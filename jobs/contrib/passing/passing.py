@@ -1,4 +1,4 @@
-"""Whether another attempt may not meet an exception: by its class, its package, or the status that it bears."""
+"""Whether an exception is temporary, so that another attempt may succeed: by its class, its package, or its status."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 
 from django.db import Error, InterfaceError, OperationalError
 
-#: The other side was not reached, or hung up.
+#: The other side could not be reached, or hung up.
 KNOWN = (
     *(ConnectionError, TimeoutError, socket.gaierror, socket.herror, ssl.SSLEOFError, ssl.SSLZeroReturnError),
     http.client.IncompleteRead,
 )
-#: What a network says that is down, or has no way to the other side.
+#: The errors of a network that is down, or has no route to the other side.
 UNREACHABLE = {getattr(errno, name) for name in "ENETDOWN ENETUNREACH ENETRESET EHOSTDOWN EHOSTUNREACH".split()}
-#: As ``KNOWN``, of other packages, most of which need not be installed: by package and name.
+#: As ``KNOWN``, for classes of other packages, by package and name: most of them need not be installed.
 BY_NAME = {
     *(f"requests.{name}" for name in ("ConnectionError", "Timeout", "ChunkedEncodingError")),
     *(f"httpx.{name}" for name in ("TimeoutException", "NetworkError", "RemoteProtocolError")),
@@ -29,16 +29,16 @@ BY_NAME = {
     "aiohttp.ClientConnectionError",
     "botocore.HTTPClientError",
 }
-#: And those of an HTTP status, which is an attribute of the exception, or of its response.
+#: Classes with an HTTP status, which is an attribute of the exception, or of its response.
 OF_A_STATUS = {"urllib.HTTPError", "requests.HTTPError", "httpx.HTTPStatusError", "aiohttp.ClientResponseError"}
-#: A certificate that is wrong will be wrong tomorrow.
+#: Not temporary: a wrong certificate will still be wrong tomorrow.
 FINAL = {"requests.SSLError", "aiohttp.ClientSSLError", "botocore.SSLError", "redis.AuthenticationError"}
-#: MySQL's numbers of a server that cannot be reached, has gone away, or has too many connections.
+#: MySQL's error numbers: the server cannot be reached, has gone away, or has too many connections.
 MYSQL_IS_AWAY = (1040, 2002, 2003, 2006, 2013)
 
 
 def may_pass(exc: BaseException) -> bool:
-    """Whether another attempt may not meet it: the other side was away, or too busy."""
+    """Whether another attempt may succeed: the other side was away, or too busy."""
     names = {f"{each.__module__.partition('.')[0]}.{each.__name__}" for each in type(exc).__mro__}
     if names & FINAL or isinstance(exc, ssl.SSLCertVerificationError):
         return False
@@ -61,7 +61,7 @@ def _status(exc: Any) -> int:
 
 
 def _may_pass_of_mail(exc: smtplib.SMTPException) -> bool:
-    """SMTP says with 4xx that it may go well later, and with 5xx that it will not."""
+    """In SMTP 4xx means that it may succeed later, and 5xx that it will not."""
     if isinstance(exc, smtplib.SMTPRecipientsRefused):
         return any(400 <= code < 500 for code, _text in exc.recipients.values())
     if isinstance(exc, smtplib.SMTPResponseException):
@@ -70,7 +70,7 @@ def _may_pass_of_mail(exc: smtplib.SMTPException) -> bool:
 
 
 def _is_away(exc: Error) -> bool:
-    """Whether a database (a second one: without its own a job is handed back) cannot be reached."""
+    """Whether a database cannot be reached. It is a second one: a job whose own database is away is handed back."""
     if not isinstance(exc, OperationalError | InterfaceError):
         return False
     cause = exc.__cause__
@@ -80,6 +80,6 @@ def _is_away(exc: Error) -> bool:
     if driver == "sqlite3":
         return any(text in str(exc) for text in ("is locked", "unable to open", "is full"))
     if driver.startswith("psycopg"):
-        # The link is sound: a body goes on while a query of its own is left behind.
+        # The connection works: the body went on while one of its own queries was not finished.
         return "another command is already in progress" not in str(exc)
     return next(iter(exc.args), None) in MYSQL_IS_AWAY

@@ -1,4 +1,4 @@
-"""The part of the pauses in the core, whose claims heed them."""
+"""The part of the pauses in the core, whose claims obey them."""
 
 from __future__ import annotations
 

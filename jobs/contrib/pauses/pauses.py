@@ -1,6 +1,6 @@
 """Pause and resume a queue, for every worker at once, and over restarts.
 
-Nobody claims a job of a paused queue. What runs goes on. Jobs are enqueued, come due and expire as before.
+No worker claims a job of a paused queue. Running jobs go on. Jobs are enqueued, come due and expire as before.
 """
 
 from jobs.conf import conf
@@ -10,7 +10,7 @@ from jobs.operations.selection import check_queue
 
 
 def pause(queue: str, by: str = "", reason: str = "") -> bool:
-    """False: it is paused already, and stays as it was. ``ValueError``: no such queue can be."""
+    """False: it is paused already, and stays as it was. ``ValueError``: a queue cannot have this name."""
     check_queue(queue)
     row = {"by": scrub(by, 150), "reason": scrub(reason, 1000)}
     done = [Pause.objects.using(alias).get_or_create(pk=queue, defaults=row)[1] for alias in conf().DATABASES]

@@ -1,1 +1,1 @@
-"""How far bodies are, as they say it: ``self.progress()``."""
+"""How far bodies are, as they report it: ``self.progress()``."""

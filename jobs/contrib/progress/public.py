@@ -1,4 +1,4 @@
-"""What a site's own users may see of a job, or of what an extension has: its state, and how far it is."""
+"""What a site's own users may see of a job, or of an extension's row (a batch): its state, and how far it is."""
 
 import uuid
 from typing import Any
@@ -29,7 +29,7 @@ def of(each: Any) -> dict[str, Any]:
 
 
 def find(key: uuid.UUID | None) -> Any:
-    """The row of a job, or of what an extension has."""
+    """The row of a job, or of an extension."""
     if key is None:
         return None
     if (job := databases.first(Job.objects.filter(pk=key))) is not None:
@@ -39,7 +39,7 @@ def find(key: uuid.UUID | None) -> Any:
 
 
 def token_of(each: Any) -> str:
-    """A token for an address that cannot be guessed: it shows this progress, and nothing else."""
+    """A token for a URL that cannot be guessed: it shows this progress, and nothing else."""
     return Signer(salt=_SALT).sign(str(each.pk))
 
 

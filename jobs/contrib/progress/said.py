@@ -1,4 +1,4 @@
-"""How far bodies are, as they say it by ``self.progress()``, or by Celery's ``update_state`` with such numbers."""
+"""How far bodies are, as they report it by ``self.progress()``, or by Celery's ``update_state`` with such numbers."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from jobs.models import Job, State
 from jobs.models.values import scrub
 from jobs.store import results
 
-#: Celery's own word in its manual, which packages that draw bars look for; and seconds for which it is kept.
+#: The state from Celery's manual, which packages that draw bars look for; and the seconds for which it is kept.
 PROGRESS, KEPT = "PROGRESS", 86400.0
 
-#: Bytes of its text that are kept.
+#: How many bytes of the text are kept.
 MOST = 1000
 
 
 class Progress(NamedTuple):
     done: float
-    #: None: nobody knows how much is left.
+    #: None: it is not known how much is left.
     total: float | None
     text: str
 
     @property
     def percent(self) -> int | None:
         """Never 100 before the end."""
-        # As floats, and an integer last: the quotient may be infinite.
+        # Compute with floats, and convert last: the quotient may be infinite.
         return None if not self.total else int(max(0, min(99, 100.0 * self.done / self.total)))
 
     def __str__(self) -> str:
@@ -46,7 +46,7 @@ def say(run: Run, done: float, total: float | None, text: str) -> None:
             raise TypeError(f"progress: {name} must be a number, and not {value!r}")
         if not math.isfinite(value):
             raise ValueError(f"progress: {name} must be finite, and not {value!r}")
-    # What is longer would cost a statement each time.
+    # A longer text would cost a statement each time.
     said = Progress(done, total, scrub(str(text), 500).encode()[:MOST].decode(errors="ignore"))
     result = {"current": done, "total": total, "percent": said.percent, "description": said.text}
     meta = json.dumps({"status": PROGRESS, "result": result, "traceback": None, "children": []}, ensure_ascii=False)
@@ -56,7 +56,7 @@ def say(run: Run, done: float, total: float | None, text: str) -> None:
 
 
 def of(jobs: Iterable[Job]) -> dict[uuid.UUID, Progress]:
-    """What the last run of each has said, as people may see it. One query for all, and none if there are none."""
+    """What the last run of each job reported, as people may see it. One query for all jobs; without jobs, no query."""
     every = list(jobs)
     found = as_said(every)
     if conf().REDACT is not None:
@@ -66,7 +66,7 @@ def of(jobs: Iterable[Job]) -> dict[uuid.UUID, Progress]:
 
 
 def as_said(jobs: Iterable[Job]) -> dict[uuid.UUID, Progress]:
-    """The same for nobody's eyes: it reads no arguments."""
+    """The same without redaction, not to be shown to people: it reads no arguments."""
     # A list does not read the options.
     some = [job for job in jobs if job.lease and job.state != State.SUCCEEDED]
     keys = {job.task_id if "options" in job.__dict__ else str(job.pk): job for job in some}
@@ -82,6 +82,6 @@ def _read(meta: str) -> Progress | None:
         total = float(total) if total else None
         done, text = float(result["current"]), str(result.get("description") or "")
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
-        # It said something else.
+        # The body stored something else.
         return None
     return Progress(done, total, text) if math.isfinite(done) and math.isfinite(total or 0.0) else None

@@ -17,7 +17,7 @@ register = template.Library()
 def job_progress(context: Any, job: Model | uuid.UUID | str | None) -> dict[str, Any]:
     """Show how far a job or a batch is; nothing if it is not there (any more).
 
-    It goes on by itself where ``jobs.urls`` is included in the project's URLs, and is as it was otherwise.
+    The bar updates itself if the project's URLs include ``jobs.urls``; otherwise it stays as it was rendered.
 
     Parameters:
         job: the row, or its id.

@@ -10,9 +10,9 @@ from jobs.contrib.progress import public
 @never_cache
 @require_safe
 def progress(request: HttpRequest, token: str) -> HttpResponse:
-    """How far a job or a batch is, for whoever has the URL, which is signed; ``{% job_progress %}`` makes it.
+    """How far a job or a batch is, for any person who has the signed URL; ``{% job_progress %}`` makes it.
 
-    It tells the state, and what the body said by ``self.progress()``: neither arguments, nor result, nor error.
+    It shows the state, and what the body reported by ``self.progress()``, but no arguments, result or error.
     """
     found = public.by_token(token)
     return JsonResponse({}, status=404) if found is None else JsonResponse(public.of(found))

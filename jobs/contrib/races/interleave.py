@@ -11,10 +11,10 @@ from jobs.contrib.copies.copies import PostgresCopy
 from jobs.contrib.crashtest.child import PATIENCE, Broken, Child, Children, run_all
 from jobs.contrib.crashtest.recorder import Operation
 
-#: Which of the two goes on, and for how many steps; None: to its end.
+#: Which of the two runs goes on, and for how many steps; None: to its end.
 Step = tuple[int, int | None]
 
-#: Seconds without a sign after which a run counts as blocked, if the database cannot say so; and between two looks.
+#: Seconds without a sign after which a run counts as blocked, if the database cannot tell; seconds between two looks.
 SILENT, TICK = 0.15, 0.004
 
 #: Whether a connection of this name waits for a lock.
@@ -26,7 +26,7 @@ NAMES = ("jobs-crashtest-first", "jobs-crashtest-second")
 
 
 def play(children: Children, steps: Sequence[Step]) -> list[list[Operation]]:
-    """Run both jobs in this order of their steps, then each of them to its end; return their operations."""
+    """Run both jobs in this order of their steps, then each to its end; return their operations."""
     runs: list[Child] = []
     try:
         for name in NAMES:
@@ -43,7 +43,7 @@ def play(children: Children, steps: Sequence[Step]) -> list[list[Operation]]:
 
 
 def _advance(children: Children, runs: Sequence[Child], who: int, many: int | None) -> None:
-    """Let one of them go on. If it waits for the other's transaction, the other one has to go on first."""
+    """Let one run go on. If it waits for the other run's transaction, the other run has to go on first."""
     run, other = runs[who], runs[1 - who]
     for _ in range(many) if many is not None else count():
         if run.is_over:
@@ -59,24 +59,24 @@ def _advance(children: Children, runs: Sequence[Child], who: int, many: int | No
             if many is not None:
                 return
             if other.look(0) and not other.is_over:
-                # The other one holds the lock.
+                # The other run holds the lock.
                 other.go()
                 since = time.monotonic()
 
 
 def _is_blocked(children: Children, name: str, since: float) -> bool:
     known = [copy for copy in children.copies if isinstance(copy, PostgresCopy)]
-    # A project may name its connections itself: then the database cannot tell.
+    # A project may set the names of its connections: then the database cannot tell.
     if time.monotonic() - since > (10 * SILENT if known else SILENT):
         return True
     return any(copy.execute(_WAITS, name) for copy in known)
 
 
 def schedules(first: int, second: int) -> Iterator[list[Step]]:
-    """All orders of steps to try: one interrupts the other once, at each step; then they interrupt each other.
+    """All orders of steps to try: one run interrupts the other once, at each step; then they interrupt each other.
 
     Parameters:
-        first, second: how many steps each of them has.
+        first, second: how many steps each run has.
     """
     yield from ([(0, step), (1, None)] for step in range(1, first + 1))
     yield from ([(1, step), (0, None)] for step in range(1, second + 1))

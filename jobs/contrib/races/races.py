@@ -1,4 +1,4 @@
-"""Two jobs of a task at once: in whatever order they go, what is left is as if one ran after the other."""
+"""Two jobs of a task at once: in any order of their steps, the outcome must be as if one ran after the other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ORDER = "let everybody lock rows in the same order: guard(queryset) takes them i
 
 
 def meet(examiner: Examiner, most: int, seconds: float) -> None:
-    """Try at most so many schedules, for so many seconds, and add what is found."""
+    """Try at most this many schedules, for at most this many seconds, and add the findings."""
     task, examination = examiner.task, examiner.examination
     if task.atomic and not any(isinstance(copy, PostgresCopy) for copy in examiner.children.copies):
         why = "on SQLite one body with a transaction waits for the other"
@@ -34,7 +34,7 @@ def meet(examiner: Examiner, most: int, seconds: float) -> None:
     (runs, one), (_, again), (turned, other) = (_play(examiner, steps) for steps in (orders[0], *orders))
     examiner.varying = Varying(one, again)
     deadline = time.monotonic() + seconds
-    # How many steps each of them has if it is the first one.
+    # How many steps each job has if it runs first.
     for steps in interleave.schedules(len(runs[0]), len(turned[1])):
         if examination.schedules >= most or time.monotonic() > deadline:
             break
@@ -43,7 +43,7 @@ def meet(examiner: Examiner, most: int, seconds: float) -> None:
 
 
 def _play(examiner: Examiner, steps: Sequence[interleave.Step]) -> tuple[list[list[Operation]], Outcome]:
-    """Run both jobs at once, in this order of their steps; return the operations of each, and what is left."""
+    """Run both jobs at once, in this order of their steps; return the operations of each, and the outcome."""
     examiner.children.restore()
     runs = interleave.play(examiner.children, steps)
     return runs, examiner.rest([each for run in runs for each in run])

@@ -1,4 +1,4 @@
-"""What people may see of a job's values, as the function ``JOBS["REDACT"]`` decides. It is called here alone."""
+"""What people may see of a job's values, as the function ``JOBS["REDACT"]`` decides. Only this file calls it."""
 
 import datetime
 import json
@@ -15,17 +15,17 @@ from jobs.lifecycle.display import BLANK, HIDDEN, TEXTS, Shown, names_of
 from jobs.models import Job
 from jobs.models.values import CUT, decoded, safe_repr
 
-#: Options that bear arguments of other calls.
+#: Options that contain arguments of other calls.
 ARGUMENTS = ("link", "link_error", "chain", "chord", "stamps")
-#: Columns that are made of arguments. Of an error's entry, what is not.
+#: Columns that are made of arguments; and the parts of an error's entry that are not.
 KEYS, PLAIN = ("marker_key", "unique_key", "limit_key", "order_key"), ("type", "at", "attempt")
 
-#: Values of fewer characters are blanked only where they are a word: other words may have them in the middle.
+#: Values of fewer characters are blanked only where they are a whole word: other words may contain them.
 SHORT = 4
 
 
 class Redacted(Shown):
-    """A job's values as ``JOBS["REDACT"]`` leaves them, each when it is asked for. What it fails at is hidden."""
+    """A job's values after ``JOBS["REDACT"]``, each computed on access. If the function fails, the value is hidden."""
 
     is_whole = False
 
@@ -40,16 +40,16 @@ class Redacted(Shown):
             return
         if not (hasattr(first, "job") and hasattr(first, "key")):
             return
-        # The key is made of the arguments of that job.
+        # Each row's key is made of the arguments of its job.
         jobs = Job.objects.using(first._state.db).only("task", "args", "kwargs")
         makers = {job.pk: cls(job) for job in jobs.filter(pk__in={row.job for row in found if row.job})}
         for row in found:
-            # Outside of jobs there are no arguments; those of a job that is gone are not known.
+            # A row that no job wrote has no arguments; those of a deleted job are not known.
             seen = makers.get(row.job) if row.job else cls(Job.of({"task": ""}))
             row.key = BLANK if seen is None else seen.text("key", row.key)
 
     def _veil(self) -> None:
-        """Only what was read: no list reads all columns."""
+        """Redact only the columns that were read: no list reads all of them."""
         job, values = self.job, self.job.__dict__
         for column, name in {**dict.fromkeys(KEYS, "key"), "error_message": "error"}.items():
             if values.get(column) is not None:
@@ -68,27 +68,27 @@ class Redacted(Shown):
 
     @cached_property
     def kwargs(self) -> dict[str, Any]:
-        # Somebody may have edited the row by hand.
+        # A person may have edited the row with SQL.
         kwargs = self.job.kwargs if isinstance(self.job.kwargs, dict) else {"?": HIDDEN}
         return {name: self._redacted(name, value) for name, value in kwargs.items()}
 
     @property
     def options(self) -> Any:
-        """Without links, chains and chords, which bear arguments, and without Celery's texts of them."""
+        """The options without links, chains and chords, which contain arguments, and without Celery's texts of them."""
         found = self._blanked(_without(self.job.options, *ARGUMENTS))
         headers = found.get("headers") if isinstance(found, dict) else None
         for about in headers.values() if isinstance(headers, dict) else ():
-            # Extensions keep there what a job is about.
+            # Extensions store there what a job is about.
             if isinstance(about, dict) and about.get("order_key") is not None:
                 about["order_key"] = self.text("key", about["order_key"])
         return found
 
     def value(self, name: str, value: Any) -> Any:
-        """A value that is no argument. It may contain one, which is blanked in it first."""
+        """A value that is not an argument. It may contain one, which is blanked first."""
         return None if value is None else self._redacted(name, self._blanked(value))
 
     def text(self, name: str, text: Any) -> str:
-        # The arguments of jobs.send are those of another task; what is left of its texts is our own.
+        # The arguments of jobs.send are those of another task; the rest of its texts is our own.
         text = self.blanked(str(text))
         return text if self.job.task == "jobs.send" else str(self._redacted(name, text))
 
@@ -105,14 +105,14 @@ class Redacted(Shown):
         try:
             words, others = self._hidden
         except Exception:
-            # An argument cannot be decrypted here, and the text may have it.
+            # An argument cannot be decrypted here, and the text may contain it.
             return HIDDEN
         for value in others:
             text = text.replace(value, BLANK)
         if words:
             text = re.sub(r"\w+", lambda found: BLANK if found[0] in words else found[0], text)
         for cut in CUT.finditer(text):
-            # Of a value at the place where the text was cut only a part is there.
+            # Where the text was cut, it may contain only a part of a value.
             text = _end_cut(text[: cut.start()], others) + cut[0] + _begin_cut(text[cut.end() :], others)
         return text
 
@@ -129,7 +129,7 @@ class Redacted(Shown):
 
     @cached_property
     def _hidden(self) -> tuple[set[str], list[str]]:
-        """What is blanked: short words, and other texts, the longest first."""
+        """The texts to blank: short words, and other texts, the longest first."""
         leaves = [*_hidden(decoded(self.job.args), self.args), *_hidden(decoded(self.job.kwargs), self.kwargs)]
         forms = {form for leaf in leaves for form in _forms(leaf)}
         words = {form for form in forms if len(form) < SHORT and re.fullmatch(r"\w+", form)}
@@ -144,15 +144,15 @@ class Redacted(Shown):
         try:
             return import_string(str(conf().REDACT))(self.job.task, name, value)
         except Exception:
-            # The value is not shown, and the page is.
+            # Hide the value, but show the page.
             logger.exception("JOBS['REDACT'] failed", extra={"action": "redact_failed", "job": str(self.job.pk)})
             return HIDDEN
 
 
 def _hidden(value: Any, shown: Any) -> Iterator[Any]:
-    """What is in a value and not in what is shown of it."""
+    """The parts of a value that are not in its shown form."""
     if hasattr(value, "revealed"):
-        # It is encrypted. A text of the run may have it, whatever is shown in its place.
+        # It is encrypted. A text of the run may contain it, whatever is shown in its place.
         yield from _hidden(value.revealed(), None)
     elif isinstance(value, dict):
         known = shown if isinstance(shown, dict) else {}
@@ -169,7 +169,7 @@ def _hidden(value: Any, shown: Any) -> Iterator[Any]:
 def _forms(value: Any) -> Iterator[str]:
     """How a value looks in a text: as it is, and as Python and JSON write it."""
     if value is None or isinstance(value, bool):
-        # They are everywhere, and tell nothing.
+        # Such words are everywhere, and reveal nothing.
         return
     if isinstance(value, bytes):
         yield repr(value)[2:-1]

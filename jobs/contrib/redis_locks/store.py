@@ -1,4 +1,4 @@
-"""A lock as a key in Redis: it is held for its TTL, renewed as long as the block runs."""
+"""A lock as a key in Redis: it is held for its TTL, and renewed as long as the block runs."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from jobs.models import Job
 
 
 def store_of(key: str, ttl: float = 0.0, job: Job | None = None) -> Store:
-    """The cache's Redis; the database where it is another cache, or none."""
+    """The store in the cache's Redis; the store in the database if the cache is of another kind, or missing."""
     alias = conf().LOCK_CACHE
     backend = caches[alias] if alias in settings.CACHES else None
-    # By its name: django-redis need not be installed.
+    # Compare names: django-redis need not be installed.
     is_redis = "django_redis.cache.RedisCache" in (f"{a.__module__}.{a.__name__}" for a in type(backend).mro())
     return RedisStore(key, ttl, job) if is_redis else Store(key, ttl, job)
 
 
 @cache
 def _client(alias: str) -> Any:
-    """A client with a pool of our own: ``IGNORE_EXCEPTIONS`` of the cache's makes "no answer" look like an answer."""
+    """A client with its own pool: with the cache's ``IGNORE_EXCEPTIONS``, "no answer" would look like an answer."""
     from django_redis.pool import get_connection_factory
     from redis import Redis
     from redis.backoff import NoBackoff
@@ -38,15 +38,15 @@ def _client(alias: str) -> Any:
     options["CONNECTION_POOL_KWARGS"] = {
         **options.get("CONNECTION_POOL_KWARGS", {}),
         "decode_responses": True,
-        # The project's cache may be patient; a job must not hang on what saves work.
+        # The project's cache may wait long; a job must not hang because of a lock that only saves work.
         "socket_connect_timeout": 0.5,
         "socket_timeout": 1.0,
-        # The project's retries would multiply them. A connection that a restart closed is replaced anyway.
+        # The project's retries would multiply these seconds. Connections that a restart closed are replaced anyway.
         "retry": Retry(NoBackoff(), 0),
     }
     factory: Any = get_connection_factory(options)
     servers = configured["LOCATION"]
-    # The first one is the primary.
+    # The first server is the primary.
     url = servers.split(",")[0] if isinstance(servers, str) else servers[0]
     return Redis(connection_pool=factory.get_connection_pool(factory.make_connection_params(url)))
 
@@ -58,7 +58,7 @@ def _forget(*, setting: str, **kwargs: Any) -> None:
 
 
 #: KEYS: the lock, the last fencing token. ARGV: holder, milliseconds, job, lease. The token is the server's time, or
-#: one more than the last: it grows when Redis lost its data, and when its clock was put back.
+#: one more than the last: so it grows even if Redis lost its data, or if its clock was put back.
 _ACQUIRE = """
 if not redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then
   local held = redis.call('GET', KEYS[1])
@@ -116,7 +116,7 @@ class RedisStore(Store):
         from redis import RedisError
 
         alias = str(conf().LOCK_CACHE)
-        # With the prefix of the project's cache: several projects may share a Redis.
+        # With the cache's key prefix, because several projects may share a Redis.
         keys = [caches[alias].make_key(name) for name in (f"jobs:lock:{self.key}", "jobs:fence")]
         holder = f"{self.job or ''}/{self.lease}/{self.token}"
         try:

@@ -1,4 +1,4 @@
-"""The button "What would it do?" on a job's page, and the page that says it."""
+"""The button "What would it do?" on a job's page, and the page with the answer."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from jobs.models.values import Repr
 @page("<uuid:key>/rehearse/", "job_rehearse", "retry_job")
 @apart
 def _rehearse(self: Any, request: HttpRequest, key: uuid.UUID) -> HttpResponse:
-    """Run the body in this process, and show what is rolled back."""
+    """Run the body in this process, and show what was rolled back."""
     job = get_object_or_404(self.get_queryset(request), pk=key)
     back = url_of("job_change", key)
     if any(isinstance(each, Repr) for each in leaves(job)) and not may(request, "decrypt_job"):
         messages.warning(request, gettext("Its arguments are encrypted, and you may not read them."))
         return HttpResponseRedirect(back)
-    # It is logged first, because a body may end the process. All that is stored is English.
+    # It is logged first, because a body may end the process. Stored texts are in English.
     user: Any = request.user.pk
     LogEntry.objects.log_actions(user, [job], CHANGE, change_message="Looked what it would do", single_object=True)
     try:
@@ -52,7 +52,7 @@ def _rehearse(self: Any, request: HttpRequest, key: uuid.UUID) -> HttpResponse:
 
 
 def _hide_fields(request: HttpRequest, found: dict[str, Any]) -> None:
-    """Of the rows of models that the person may not see only their keys are shown."""
+    """Show only the keys of rows whose models the person may not see."""
     for row in found["rows"]:
         about = apps.get_model(row["model"])._meta
         names = [get_permission_codename(action, about) for action in ("view", "change")]

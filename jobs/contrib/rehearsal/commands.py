@@ -36,7 +36,7 @@ def replay(out: JobsCommand, args: Namespace) -> None:
 
 
 def lines(found: dict[str, Any]) -> list[str]:
-    """What a person reads of it."""
+    """The report for a person."""
     said = [f"{found['task']} {found['id']} {found['outcome']}; all of it was rolled back"]
     if "result" in found:
         said.append(f"  returns {found['result']}")

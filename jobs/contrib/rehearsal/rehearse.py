@@ -1,6 +1,6 @@
-"""Run the body of a job with its real arguments, and take all of it back.
+"""Run the body of a job with its real arguments, and roll everything back.
 
-Body and completion of a job are one transaction. So this is what a run would do up to its commit.
+The body and the completion of a job are one transaction. So this shows what a run would do up to its commit.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from jobs.models import Job, Node, State
 from jobs.models.values import decoded, safe_repr
 from jobs.store import databases
 
-#: What a caller gets of that which is stopped and need not fail: a mail was sent, a cache has it.
+#: Return values for stopped effects that need not fail: a mail counts as sent, a cache write as done.
 GOES_ON = {"mail": 1, "cache": True}
 
 
 class Refused(Exception):
-    """It cannot be: says why, in the reader's language."""
+    """The job cannot be rehearsed. The message says why, in the reader's language."""
 
 
 class _Slot:
-    """Where nobody looks: what the body says of its progress is heard, and not kept."""
+    """Stands in for a worker's slot: it accepts what the body reports of its progress, and keeps nothing."""
 
     def enter(self, phase: int) -> None: ...
 
@@ -56,15 +56,15 @@ class _RollBack(Exception):
 
 
 def rehearse(key: uuid.UUID, app: Any) -> dict[str, Any]:
-    """What the body of this job would do now, as JSON data; whatever it did is rolled back.
+    """What the body of this job would do now, as JSON data; everything that it did is rolled back.
 
     Returns:
         ``outcome`` (``succeeds``, ``fails``, ``retries``, ``snoozes`` or ``cancels``), ``result`` or ``error``,
-        ``tables`` and ``rows``, ``jobs``, ``events``, ``tried`` (what leaves a database, and was stopped),
+        ``tables`` and ``rows``, ``jobs``, ``events``, ``tried`` (effects outside of databases, which were stopped),
         ``on_commit``, ``notes``.
 
     Raises:
-        Refused: there is no such job, or its body cannot be run so.
+        Refused: there is no such job, or its body cannot be rehearsed.
     """
     job: Any = databases.first(Job.objects.filter(pk=key))
     if job is None:
@@ -82,7 +82,7 @@ def rehearse(key: uuid.UUID, app: Any) -> dict[str, Any]:
     thread = threading.get_ident()
 
     def called(call: Job) -> None:
-        # Other threads of this process call others.
+        # Calls in other threads of this process are not the body's.
         if threading.get_ident() == thread:
             calls.append(call)
 
@@ -139,7 +139,7 @@ def refusal(job: Any, task: Any) -> str:
 
 
 def leaves(job: Any) -> Iterator[Any]:
-    """The arguments of a job, and what is in them."""
+    """The arguments of a job, and the values in them."""
     left = [decoded(job.args), decoded(job.kwargs)]
     while left:
         each = left.pop()
@@ -151,28 +151,28 @@ def leaves(job: Any) -> Iterator[Any]:
 
 @contextmanager
 def _rolled_back(using: str) -> Iterator[None]:
-    """A transaction in each database, the job's own first; all of them roll back at the exception that ends it."""
+    """A transaction in each database, the job's own first; the exception that ends the block rolls back all of them."""
     with ExitStack() as entered:
         for alias in (using, *(each for each in connections if each != using)):
             try:
                 entered.enter_context(transaction.atomic(using=alias))
             except Exception:
-                # The body may do nothing there (``Watch``).
+                # The body cannot use that database (``Watch``).
                 if alias == using:
                     raise
         yield
 
 
 def _begin(task: Any, key: uuid.UUID, using: str, app: Any) -> Run:
-    """The job is a running one, as its body sees it. Race: whoever wants its row waits until the end."""
+    """Make the job a running one for its body. Race: a session that wants the job's row waits until the end."""
     rows = Job.objects.using(using).filter(pk=key)
     node = Node.objects.using(using).create(hostname="rehearsal", pid=0, dead_at=Now())
     changes = {"state": State.RUNNING, "node": node, "lease": F("lease") + 1, "token": 1, "started_at": Now()}
-    # Another job may have its key, and its slots, by now.
+    # Another job may have its key and its slots by now.
     free = dict.fromkeys(("finished_at", "held", "unique_key", "limit_slot", "queue_slot", "waits_for"))
     if not rows.exclude(state=State.RUNNING).update(**changes, **free):
         raise Refused(gettext("The job runs at the moment; try when it has ended."))
-    # A body reads its row; it is not veiled.
+    # A body reads the row unredacted.
     job = Job.objects.using(using).get(pk=key)
     run = Run(task, job, using, _Slot())  # type: ignore[arg-type]
     run.request = request.make(job, task, app, "rehearsal")
@@ -183,7 +183,7 @@ def _go(run: Run) -> dict[str, Any]:
     before = current.set(run)
     tracer.enter(run)
     try:
-        # A savepoint: what the body broke does not keep anybody from looking.
+        # A savepoint: even if the body breaks the transaction, the rows can be read afterwards.
         with transaction.atomic(using=run.using):
             run.request.update(request.given(run.job))
             pipeline.call_body(run, decoded(run.job.args), decoded(run.job.kwargs))
@@ -192,7 +192,7 @@ def _go(run: Run) -> dict[str, Any]:
             for look in extensions.through("completing"):
                 if (write := look(run)) is not None:
                     write()
-            # What a COMMIT would check.
+            # The constraints that a COMMIT would check.
             connections[run.using].check_constraints()
     except Exception as exc:
         kinds: dict[str, Any] = {"retries": Retry, "snoozes": Snooze | Busy | NotHere, "cancels": Ignore}
@@ -207,7 +207,7 @@ def _go(run: Run) -> dict[str, Any]:
 
 
 def _notes(job: Any, task: Any) -> Iterator[str]:
-    """In what a real run would differ."""
+    """How a real run would differ."""
     if "lock" in task.key_templates:
         yield gettext("Its lock was not taken.")
     if "idempotency_key" in task.key_templates:
@@ -226,7 +226,7 @@ def _name(hook: Any) -> str:
 
 
 def _last_event(using: str) -> Any:
-    """The last event that there is; None where there are no events."""
+    """The id of the last event; None where the extension for events is not installed."""
     if "jobs.events" not in extensions.present():
         return None
     from jobs.events.models import Event
@@ -248,7 +248,7 @@ def _new_events(using: str, key: uuid.UUID, last: Any) -> list[dict[str, Any]]:
 
 
 def _blanked(seen: Any, value: Any) -> Any:
-    """Without the values of arguments that the project keeps back."""
+    """The value without those arguments that the project hides."""
     if isinstance(value, str):
         return seen.blanked(value)
     if isinstance(value, list):

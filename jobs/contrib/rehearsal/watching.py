@@ -1,4 +1,4 @@
-"""What a body does to its databases: statement by statement, and row by row where Django tells of it."""
+"""Records what a body does to its databases: statement by statement, and row by row where Django sends signals."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from django.db.models.signals import post_delete, post_save, pre_save
 from jobs.contrib.isolation.isolation import WRITE, own_tables
 from jobs.errors import NotIsolated
 
-#: So many rows are shown one by one; all of them are counted.
+#: At most this many rows are shown one by one; all rows are counted.
 MOST = 100
 
-#: What would end the transaction, and with it the rehearsal.
+#: Matches statements that would end the transaction, and with it the rehearsal.
 ENDS = re.compile(
     r"\s*(?:COMMIT|END|BEGIN|START|ABORT|PREPARE\s+TRANSACTION|ROLLBACK(?!\s+TO\b|\s+WORK\s+TO\b))\b", re.I
 )
-#: What commits by itself where definitions do not roll back.
+#: Matches statements that commit implicitly on databases where definitions do not roll back.
 DEFINES = re.compile(r"\s*(?:CREATE|ALTER|DROP|TRUNCATE|RENAME|LOCK|UNLOCK|ANALYZE|OPTIMIZE)\b", re.I)
 
 VERBS = {"INSERT": "inserted", "REPLACE": "inserted", "UPDATE": "changed", "DELETE": "deleted"}
@@ -33,11 +33,11 @@ VERBS = {"INSERT": "inserted", "REPLACE": "inserted", "UPDATE": "changed", "DELE
 
 class Watch:
     def __init__(self) -> None:
-        #: How many rows, by the table and what was done.
+        #: How many rows, by table and action.
         self.counts: Counter[tuple[str, str]] = Counter()
-        #: Rows of the project's models, one by one: model, key, what, and its fields before and after.
+        #: Rows of the project's models, one by one: model, key, action, and the fields before and after.
         self.rows: list[dict[str, Any]] = []
-        #: Django's signals tell of all threads.
+        #: Django's signals come from all threads; only this one counts.
         self._thread = threading.get_ident()
         self._uncounted: tuple[Any, int, tuple[str, str]] | None = None
         self._before: dict[int, dict[str, Any] | None] = {}
@@ -54,7 +54,7 @@ class Watch:
             self._count_last()
 
     def table_counts(self) -> list[dict[str, Any]]:
-        """For each table that is not ours, by its name."""
+        """The counts for each table that is not ours, sorted by name."""
         found: dict[str, dict[str, Any]] = {}
         for (table, what), number in sorted(self.counts.items()):
             label = _models().get(table)
@@ -74,7 +74,7 @@ class Watch:
             return execute(sql, params, many, context)
         what, raw = (found[2], VERBS[found[1].upper()]), connection.connection
         if hasattr(raw, "total_changes"):
-            # SQLite counts the rows of INSERT ... RETURNING only when they have been read.
+            # SQLite knows the number of rows of INSERT ... RETURNING only after they have been read.
             self._uncounted = raw, raw.total_changes, what
             return execute(sql, params, many, context)
         answer = execute(sql, params, many, context)
@@ -112,7 +112,7 @@ class Watch:
 
 
 def _plain(value: Any) -> Any:
-    """An expression is computed by the database."""
+    """A value as plain data. The database computes expressions, so they are shown as text."""
     return value if value is None or isinstance(value, str | int | float | bool | list | dict) else str(value)[:1000]
 
 

@@ -1,6 +1,6 @@
-"""Celery's remote control knows requests. Jobs are none: what it asks of them is read from the worker state.
+"""Celery's remote control works on requests. Jobs have none here: its answers are read from the worker state.
 
-Each command gets the one of Celery that it replaces.
+Each command gets the command of Celery that it replaces.
 """
 
 from typing import Any
@@ -26,7 +26,7 @@ def _info(slot: Occupied, hostname: str) -> dict[str, Any]:
 
 
 def _infos(state: Any) -> dict[str, dict[str, Any]]:
-    """What runs here now, by its id."""
+    """The jobs that run here now, by id."""
     return {str(slot.job): _info(slot, state.hostname) for slot in worker_state.occupied() if slot.has_job}
 
 

@@ -1,4 +1,4 @@
-"""What the supervisor does for ``revoke``: it may ask databases, and knows which process runs what."""
+"""The supervisor's part of ``revoke``: it can query databases, and knows which process runs which job."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def cancel(key: str) -> None:
 def cancel_stamped(stamps: dict[str, list[Any]], number: int | None) -> None:
     """
     Parameters:
-        number: the signal that ends the processes of those that run; None: they end by themselves.
+        number: the signal for the processes of running jobs; None: running jobs end by themselves.
     """
     for alias in conf().DATABASES:
         for key in _stamped(alias, stamps):
@@ -38,13 +38,13 @@ def cancel_stamped(stamps: dict[str, list[Any]], number: int | None) -> None:
 
 
 def _cancel(key: uuid.UUID, using: str) -> bool:
-    # Race: the run may go back to wait between the first two.
+    # Race: a run may go back to waiting between the first two.
     given = key, using, REVOKED, _TEXT
     return transitions.cancel(*given) or transitions.ask_to_end(*given) or transitions.cancel(*given)
 
 
 def _stamped(using: str, stamps: dict[str, list[Any]]) -> list[uuid.UUID]:
-    """The jobs that have not ended and bear one of the stamps."""
+    """The jobs that have not ended and have one of the stamps."""
 
     def each(given: dict[str, Any]) -> set[tuple[str, str]]:
         lists = {name: values if isinstance(values, list) else [values] for name, values in given.items()}

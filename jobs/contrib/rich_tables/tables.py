@@ -8,7 +8,7 @@ from typing import Any
 from jobs.management.console import tables
 from jobs.models import ENDED, LIVE
 
-#: Columns whose cells are not broken into lines; and the colours of states.
+#: Columns whose cells are not wrapped; and the colours of states.
 WHOLE = ("id", "state", "created", "worker", "queue")
 COLOURS: dict[str, str] = dict(zip((*LIVE, *ENDED), ("blue", "cyan", "yellow", "green", "red", "dim"), strict=True))
 
@@ -20,10 +20,10 @@ def table(rows: Sequence[Sequence[Any]]) -> str:
         from rich.table import Table
         from rich.text import Text
     except ImportError:
-        # It is not installed.
+        # ``rich`` is not installed.
         return tables.table(rows)
     [head, *body], is_number = tables.cells(rows)
-    # As wide as a plain one.
+    # As wide as a plain table.
     found = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     for name, right in zip(head, is_number, strict=True):
         found.add_column(Text(name), justify="right" if right else "left", no_wrap=name in WHOLE, overflow="fold")

@@ -1,4 +1,4 @@
-"""What is saved stands beside the list of jobs, with a form that saves the filter that is on."""
+"""Saved filters are shown beside the list of jobs, with a form that saves the active filter."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from jobs.contrib.saved_filters.models import SavedFilter
 from jobs.models import Job
 from jobs.models.values import scrub
 
-#: So many of a person are shown, and as many that others share.
+#: How many filters of a person are shown, and how many that other people share.
 MOST = 50
 
 
 def _plain(query: str) -> str:
-    """The query without the page that it was on, always in the same order."""
+    """The query without its page number, always in the same order."""
     return urlencode(sorted((name, value) for name, value in parse_qsl(query) if name not in (PAGE_VAR, "e")))
 
 
@@ -75,7 +75,7 @@ _list.list_filter = (*_list.list_filter, Saved)
 
 @admin.register(SavedFilter)
 class SavedFilterAdmin(ReadOnlyAdmin):
-    """No list of its own: only what the form and the buttons beside the list of jobs post to."""
+    """It has no list of its own: only the URLs that the form and the buttons beside the list of jobs post to."""
 
     def has_module_permission(self, request: HttpRequest) -> bool:
         return False
@@ -88,7 +88,7 @@ class SavedFilterAdmin(ReadOnlyAdmin):
 
     @page("save/", "savedfilter_save")
     def save(self, request: HttpRequest) -> HttpResponse:
-        """Save the filter under a name; one that the user has of this name is replaced."""
+        """Save the filter under a name; it replaces the user's filter of that name."""
         name, query = scrub(request.POST.get("name", "").strip(), 100), _plain(request.POST.get("query", ""))
         owner = request.user.get_username()
         if not name or not query or len(query) > 2000:
@@ -106,7 +106,7 @@ class SavedFilterAdmin(ReadOnlyAdmin):
 
     @page("<int:key>/drop/", "savedfilter_drop")
     def drop(self, request: HttpRequest, key: int) -> HttpResponse:
-        """Delete a filter of one's own."""
+        """Delete one of the user's own filters."""
         row = get_object_or_404(SavedFilter, pk=key, owner=request.user.get_username())
         with transaction.atomic(using=SavedFilter.objects.db):
             self._log(request, row, DELETION)
@@ -115,7 +115,7 @@ class SavedFilterAdmin(ReadOnlyAdmin):
         return HttpResponseRedirect(f"{url_of('job_changelist')}?{_plain(request.POST.get('query', ''))}")
 
     def _log(self, request: HttpRequest, row: SavedFilter, flag: int) -> None:
-        # For the log: all that is stored is English.
+        # For the log: stored texts are in English.
         said = f"{'Deleted' if flag == DELETION else 'Saved'} the filter {row.query}"
         user: Any = request.user.pk
         LogEntry.objects.log_actions(user, [row], flag, change_message=said, single_object=True)

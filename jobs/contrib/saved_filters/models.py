@@ -19,7 +19,7 @@ class SavedFilter(models.Model):
     name = models.CharField(max_length=100)
     #: The query of the list's URL, without a page.
     query = models.CharField(max_length=2000)
-    #: Others see it too. Only its owner can delete it.
+    #: Other people see it, too. Only its owner can delete it.
     is_shared = models.BooleanField(default=False)
 
     class Meta:

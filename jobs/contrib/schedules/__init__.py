@@ -1,4 +1,4 @@
-"""What runs again and again: ``beat_schedule``, ``add_periodic_task()``, and tasks with ``every=``."""
+"""Tasks that run again and again: ``beat_schedule``, ``add_periodic_task()``, and tasks with ``every=``."""
 
 PRIVATE = """
 celery.beat:Scheduler.apply_async self entry producer advance | celery_beat.py: beat makes no calls beside the workers

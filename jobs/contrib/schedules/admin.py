@@ -1,4 +1,4 @@
-"""The schedule: what runs again and again, how it went, and the buttons to pause, resume and run it."""
+"""The schedule: what runs again and again, how it went, and the buttons to pause, resume and run entries."""
 
 from typing import Any
 
@@ -18,10 +18,10 @@ from jobs.contrib.schedules import rows as rows_of
 from jobs.contrib.schedules.models import Schedule
 from jobs.inspection.counts import has_workers
 
-#: So many of the next runs are on the dashboard.
+#: How many of the next runs the dashboard shows.
 NEXT = 8
 
-#: The colour of each status, as a state of a job. All others look failed.
+#: The job state whose colour each status has. All other statuses look failed.
 LOOKS = {"paused": "cancelled", "undefined": "cancelled", "over": "cancelled", "fine": "succeeded"}
 
 
@@ -71,7 +71,7 @@ class ScheduleAdmin(ReadOnlyAdmin):
         rows_of.look_at(rows, has_workers())
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Only an entry that no worker has may be deleted: any other would come back at once."""
+        """Only an entry that no worker defines may be deleted: any other entry would come back at once."""
         return obj is not None and obj.status == "undefined" and may(request, "delete_schedule")
 
     def has_operate_permission(self, request: HttpRequest) -> bool:

@@ -1,4 +1,4 @@
-"""Stock ``celery beat`` beside workers that run the schedule: it decides the same ticks, and doubles none."""
+"""Stock ``celery beat`` beside workers that run the schedule: it decides the same ticks, so no job is made twice."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Beside:
     def __call__(self, entry: Any, *args: Any, **kwargs: Any) -> Any:
         if conf().SCHEDULES is None:
             return self._original(entry, *args, **kwargs)
-        # As a worker does: what is due and not decided yet gets its job.
+        # As a worker does: make the jobs of ticks that are due and not decided yet.
         self._schedules.run_once()
         for alias in conf().DATABASES:
             rows = Schedule.objects.using(alias).filter(pk=entry.name, seen_at__gt=now_plus(-GONE))

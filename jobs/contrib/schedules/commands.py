@@ -48,7 +48,7 @@ def schedule(out: JobsCommand, args: Namespace) -> None:
     head = ["name", "task", "when", "next", "last", "ended", "missed", "status"]
     out.say_table(head, rows, "There is no entry: beat_schedule, add_periodic_task() or a task's every= make one.")
     if "jobs.contrib.operator" in extensions.present():
-        # What is wrong is said in that room's words.
+        # The operator's room has the texts of what is wrong.
         from jobs.contrib.schedules.operator import problems
 
         for problem in problems({"schedules": found}):

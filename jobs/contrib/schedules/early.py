@@ -1,4 +1,4 @@
-"""``celery beat``, if it runs beside the workers, decides the same ticks, and doubles none (``celery_beat.py``)."""
+"""``celery beat``, if it runs beside the workers, decides the same ticks: no job is made twice (``celery_beat.py``)."""
 
 from typing import Any
 

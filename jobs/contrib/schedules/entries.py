@@ -26,13 +26,13 @@ from jobs.contrib.schedules.ticks import Ticks
 from jobs.models.values import as_uuid
 from jobs.store import databases
 
-#: Headers of a job that a tick made: the entry's name, which django-celery-beat calls so, and the tick.
+#: Headers of a job that a tick made: the entry's name (django-celery-beat's name for the header), and the tick.
 NAME, TICK = "periodic_task_name", "schedule_tick"
 
 #: What an entry may hold: as Celery's ``ScheduleEntry``.
 KEYS = "name task schedule args kwargs options relative last_run_at total_run_count app".split()
 
-#: Two processes write values of these types alike; of others only the type counts.
+#: The ``repr`` of these types is the same in every process; for values of other types only the type counts.
 _STABLE = (datetime.datetime, datetime.date, datetime.time, datetime.timedelta, uuid.UUID)
 
 
@@ -41,10 +41,10 @@ class Entry:
 
     Parameters:
         given: what ``beat_schedule`` holds under the name.
-        row: django-celery-beat's, if the entry is one of its.
+        row: django-celery-beat's row, if the entry comes from its tables.
 
     Raises:
-        TypeError, ValueError: it cannot be kept; says why.
+        TypeError, ValueError: the entry is not valid; says why.
     """
 
     def __init__(self, app: Celery, name: str, given: Mapping[str, Any], row: Any = None) -> None:
@@ -56,7 +56,7 @@ class Entry:
         self.app, self.name, self.task, self._row = app, name, str(given["task"]), row
         self.args, self.kwargs = given.get("args") or (), given.get("kwargs") or {}
         self.options = dict(given.get("options") or {})
-        #: Whether a tick that was missed is made up for, late.
+        #: Whether a missed tick is made up for, late.
         self.catch_up: bool = self.options.pop("catch_up", getattr(app.tasks.get(self.task), "catch_up", True))
         if not isinstance(self.catch_up, bool):
             raise TypeError(f"catch_up={self.catch_up!r} must be True or False")
@@ -65,21 +65,21 @@ class Entry:
         begins, ends = (None, None) if row is None else (row.start_time, row.expires)
         self.ticks = Ticks(given["schedule"], app, bool(given.get("relative")), begins, ends)
         self.when = str(self.ticks)
-        #: It ends with its first job.
+        #: Whether it ends with its first job.
         self.is_one_off: bool = row is not None and row.one_off
-        # A row that was edited, or enabled again, begins anew.
+        # An entry whose row was edited, or enabled again, begins anew.
         edited = "" if row is None else f"{row.date_changed:%Y%m%d%H%M%S%f}"
         call = (self.task, self.args, self.kwargs, self.options, self.catch_up)
-        #: Differs if the entry does; its beginning differs if its ticks do.
+        #: Differs if the entry differs; its beginning differs if the ticks differ.
         self.definition = f"{edited}{_digest(self.when)} {_digest(call)}"
 
     def is_newer_than(self, definition: str) -> bool:
-        """Whether it is the newer one of the two, whichever worker began first: rows say when they were edited."""
+        """Whether it is newer than the definition, whichever worker began first: rows say when they were edited."""
         mine, other = self.definition[:20], definition[:20]
         return self._row is not None and other.isdigit() and mine > other
 
     def call(self, tick: datetime.datetime | None) -> uuid.UUID | None:
-        """Make the job of a tick (None: somebody wants it now) in the current transaction; returns its id."""
+        """Make the job of a tick (None: a person wants it now) in the current transaction; returns its id."""
         headers = {**(self.options.get("headers") or {}), NAME: self.name}
         if tick is not None:
             headers[TICK] = tick.isoformat()
@@ -88,16 +88,16 @@ class Entry:
         task = self.app.tasks.get(self.task)
         if is_ours(task):
             return as_uuid(task.apply_async(args, kwargs, using=self.using, **options).id)
-        # A message: a job of ours sends it.
+        # The call of a stock task is a message: a job of ours sends it.
         send = partial(self.app.send_task, self.task) if task is None else task.apply_async
         with calls_are_rows(self.using):
             return as_uuid(send(args, kwargs, **options).id)
 
     def note_run(self, tick: datetime.datetime, number: int) -> None:
-        """Keep django-celery-beat's account, in the transaction of the ticks."""
+        """Update django-celery-beat's own columns, in the transaction of the ticks."""
         if self._row is None:
             return
-        # Without a signal: nobody need read all rows again for it.
+        # No signal is sent: other processes need not read all rows again for this.
         rows = _model("PeriodicTask").objects.filter(pk=self._row.pk)
         rows.update(last_run_at=tick, total_run_count=F("total_run_count") + number)
         if self.is_one_off:
@@ -109,7 +109,7 @@ def _value(given: Any) -> Any:
 
 
 def _digest(value: Any) -> str:
-    # What is made at the call has another address in each process.
+    # The ``repr`` of a value that is computed at the call contains an address, which differs in each process.
     text = json.dumps(
         value, sort_keys=True, default=lambda odd: repr(odd) if isinstance(odd, _STABLE) else str(type(odd))
     )
@@ -117,7 +117,7 @@ def _digest(value: Any) -> str:
 
 
 def gather(app: Celery, asks_tables: bool = True) -> tuple[dict[str, Entry], list[str]]:
-    """The entries by their names, and what is wrong with those that are left out, a sentence each."""
+    """The entries by name, and a sentence for each entry that is left out, saying what is wrong with it."""
     found: dict[str, Entry] = {}
     wrong: list[str] = []
     if conf().SCHEDULES is None or app.conf.task_always_eager:
@@ -127,7 +127,7 @@ def gather(app: Celery, asks_tables: bool = True) -> tuple[dict[str, Entry], lis
         rows = _model("PeriodicTask").objects.select_related("interval", "crontab", "solar", "clocked")
     for name, given, row in [*_in_code(app), *((row.name, {}, row) for row in rows)]:
         if row is not None:
-            # Of one name the row counts, also when it is disabled.
+            # If the code has an entry of the same name, the row counts, even if it is disabled.
             found.pop(name, None)
             if not row.enabled:
                 continue
@@ -139,13 +139,13 @@ def gather(app: Celery, asks_tables: bool = True) -> tuple[dict[str, Entry], lis
 
 
 def _in_code(app: Celery) -> Iterator[tuple[str, dict[str, Any], None]]:
-    """A later one of the same name wins."""
+    """The entries that the code declares. A later one of the same name wins."""
     for task in list(app.tasks.values()):
         if (every := getattr(task, "every", None)) is not None and getattr(task, "is_transactional", False):
             yield task.name, {"task": task.name, "schedule": every}, None
     is_kept = app.conf.result_backend not in (None, "", "disabled", "disabled://") and not reads_rows(app)
     if is_kept and app.conf.result_expires and not app.backend.supports_autoexpire:
-        # As beat does: where results are kept elsewhere, somebody has to delete them.
+        # As beat does: results in another backend have to be deleted, too.
         name = "celery.backend_cleanup"
         yield name, {"task": name, "schedule": crontab("0", "4", "*"), "options": {"expires": 12 * 3600}}, None
     for name, given in (app.conf.beat_schedule or {}).items():
@@ -156,21 +156,21 @@ def _in_code(app: Celery) -> Iterator[tuple[str, dict[str, Any], None]]:
 
 
 def has_tables() -> bool:
-    """Whether they are a source of the schedule, too."""
+    """Whether these tables are a source of the schedule, too."""
     return conf().SCHEDULES == "all" and apps.is_installed("django_celery_beat")
 
 
 def last_change() -> datetime.datetime | None:
-    """When a row was edited, made or deleted."""
+    """When a row was last edited, made or deleted."""
     changed: datetime.datetime | None = _model("PeriodicTasks").last_change()
     return changed
 
 
 def _given_by(row: Any) -> dict[str, Any]:
-    """A row of ``PeriodicTask``, as ``beat_schedule`` would have it."""
+    """A row of ``PeriodicTask`` in the form of ``beat_schedule``."""
     names = ("queue", "exchange", "routing_key", "priority")
     options = {name: value for name in names if (value := getattr(row, name)) is not None}
-    # ``expires`` of the row ends the entry; that of its jobs are its seconds.
+    # The row's ``expires`` ends the entry; the expiry of its jobs is in ``expire_seconds``.
     if row.expire_seconds is not None:
         options["expires"] = row.expire_seconds
     if headers := json.loads(row.headers or "{}"):
@@ -184,7 +184,7 @@ def _model(name: str) -> Any:
 
 
 def uncallable(app: Celery) -> Iterator[str]:
-    """The entries of the schedule without a task here, or with arguments that it does not take; a sentence each."""
+    """A sentence for each entry whose task is not known here, or does not take the entry's arguments."""
     for name, entry in gather(app, asks_tables=False)[0].items():
         task = app.tasks.get(entry.task)
         if task is None:

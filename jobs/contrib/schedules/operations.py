@@ -16,14 +16,14 @@ from jobs.store import databases
 
 
 def pause(name: str, by: str = "", reason: str = "") -> bool:
-    """Let its ticks pass without jobs. False: it is paused already, or there is none of the name."""
+    """Let its ticks pass without jobs. False: the entry is paused already, or there is no entry of this name."""
     says = {"paused_by": scrub(by, 150), "reason": scrub(reason, 1000)}
     found = databases.each(Schedule.objects.filter(pk=name, paused_at=None))
     return sum(rows.update(paused_at=Now(), **says) for rows in found) > 0
 
 
 def resume(name: str) -> bool:
-    """Go on with the next tick. What passed meanwhile was not missed. False: it is not paused."""
+    """Go on with the next tick. Ticks during the pause do not count as missed. False: the entry is not paused."""
     done = 0
     for rows in databases.each(Schedule.objects.filter(pk=name, paused_at__isnull=False)):
         with transaction.atomic(using=rows.db):
@@ -34,10 +34,10 @@ def resume(name: str) -> bool:
 
 
 def run(name: str, by: str = "", why: str = "") -> uuid.UUID | None:
-    """Make a job of the entry now, whatever its time; returns the job's id. Its ticks stay as they are.
+    """Make a job of the entry now, also if no tick is due; returns the job's id. The entry's ticks do not change.
 
     Raises:
-        LookupError: no such entry is known in this process; says so in the reader's language.
+        LookupError: this process knows no such entry; the message is in the reader's language.
         TypeError, ValueError: the call cannot be made.
     """
     entry = None

@@ -28,10 +28,10 @@ def tick(app: Any, using: str, clock: Any) -> bool:
 
 
 def _entries(app: Any, using: str, only: Collection[str] | bool) -> list[Entry]:
-    """The entries of this database, each with its row: all, or those of some names. Those of stock tasks are left out.
+    """The entries of this database, each with its row: all, or those with some names. Stock tasks are left out.
 
     Raises:
-        ValueError: there is no entry of such a name.
+        ValueError: there is no entry with such a name.
     """
     found, wrong = entries.gather(app)
     names = found if isinstance(only, bool) else only

@@ -29,12 +29,12 @@ STATUSES = {
     "fine": _("in time"),
 }
 
-#: ``celery beat`` is said to run beside the workers until so long after its last call.
+#: For this long after its last call, ``celery beat`` is reported as running beside the workers.
 BESIDE = datetime.timedelta(hours=1)
 
 
 def status(row: Any, has_workers: bool) -> str:
-    """One of :data:`STATUSES`, of a row with ``now`` by the database's clock."""
+    """One of :data:`STATUSES`, for a row with ``now`` by the database's clock."""
     is_gone = not row.definition or (has_workers and row.seen_at < row.now - datetime.timedelta(seconds=GONE))
     is_missed = row.missed_at is not None and (row.last_run is None or row.last_run <= row.missed_at)
     found = (
@@ -50,12 +50,12 @@ def status(row: Any, has_workers: bool) -> str:
 
 
 def known(rows: QuerySet[Schedule]) -> QuerySet[Any]:
-    """The rows with ``now`` by the database's clock, and the ``state`` of the last job, if that is still there."""
+    """The rows with ``now`` by the database's clock, and the ``state`` of the last job, if that job still exists."""
     return rows.annotate(now=Now(), state=Subquery(Job.objects.filter(pk=OuterRef("last_job")).values("state")))
 
 
 def look_at(rows: QuerySet[Any], has_workers: bool) -> list[Any]:
-    """Give each of the :func:`known` its ``status``."""
+    """Give each of the :func:`known` rows its ``status``."""
     found = list(rows)
     for row in found:
         row.status = status(row, has_workers)
@@ -63,7 +63,7 @@ def look_at(rows: QuerySet[Any], has_workers: bool) -> list[Any]:
 
 
 def gather(has_workers: bool) -> list[dict[str, Any]]:
-    """All entries, those that are due first."""
+    """All entries, the next due first."""
     names = "name task timing next_tick last_run last_job missed missed_at error paused_at paused_by reason beat_at"
     rows = [row for each in databases.each(known(Schedule.objects.all())) for row in look_at(each, has_workers)]
     rows.sort(key=lambda row: (row.next_tick is None, row.next_tick or row.last_tick, row.name))

@@ -1,7 +1,7 @@
 """Run the schedule: each tick of an entry is decided once, in the transaction that makes its job.
 
-A row for each entry holds the last tick that was decided. Whoever decides the next one has the row locked, and moves it
-in the transaction that inserts the job; by the database's clock, whatever those of the machines say.
+A row for each entry holds the last tick that was decided. A worker decides the next tick with the row locked, and moves
+the row on in the transaction that inserts the job. Only the database's clock counts, not those of the machines.
 """
 
 import datetime
@@ -29,32 +29,32 @@ from jobs.models.values import scrub
 from jobs.store import databases
 from jobs.store.databases import SAME, STARTED
 
-LOOK, AGAIN = 2.0, 0.2  #: Seconds between two looks: while nothing is due, and while somebody else decides a tick.
+LOOK, AGAIN = 2.0, 0.2  #: Seconds between two looks: while nothing is due, and while another process decides a tick.
 
-#: Seconds between two notes that an entry is defined; without a note for so long it is not; and after so long it begins
-#: anew if it comes back.
+#: Seconds between two notes that an entry is defined; seconds without a note after which it counts as not defined; and
+#: seconds after which it begins anew if it comes back.
 NOTED, GONE, LEFT = 20.0, 90.0, 86400.0
 
-STANDS_STILL = 10.0  #: Seconds after which a process that stands still while it decides a tick loses it to the others.
+STANDS_STILL = 10.0  #: Seconds after which a process that hangs while it decides a tick loses it to other processes.
 
 BEFORE = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 class Schedules:
-    """Makes jobs of ticks. Any number of processes do it side by side, and each tick is decided once.
+    """Makes jobs of ticks. Any number of processes may do it at the same time, and each tick is decided once.
 
     Parameters:
-        since: when the code that this knows was loaded, on the machine's monotonic clock.
+        since: when this process loaded the code, on the machine's monotonic clock.
     """
 
     def __init__(self, app: Any = None, since: float = STARTED) -> None:
         self._app, self._since = app, since
         self._entries: dict[str, Entry] | None = None
         self._changed: datetime.datetime | None = None  #: When django-celery-beat's tables last changed.
-        #: For each database, by its clock: when this last noted what is defined, and when this worker began.
+        #: For each database, by its clock: when this last noted the defined entries, and when this worker began.
         self._noted: dict[str, datetime.datetime] = {}
         self._began: dict[str, datetime.datetime] = {}
-        self._wrong: dict[str, str] = {}  #: What the schedules raised last, by the entries' names.
+        self._wrong: dict[str, str] = {}  #: The exception that an entry's schedule raised last, by the entry's name.
         self.pause = LOOK  #: Seconds until the next look.
 
     def run_once(self) -> dict[str, int]:
@@ -77,7 +77,7 @@ class Schedules:
     def _run(self, using: str, found: dict[str, Entry], done: dict[str, int]) -> None:
         rows: dict[str, Any] = {row.name: row for row in Schedule.objects.using(using).annotate(now=Now())}
         now = next((row.now for row in rows.values()), None) or databases.clock(using)
-        # Computed once: later it would be another moment, by the time that the answer took.
+        # Computed once: a second computation would differ by the time that the query took.
         began = self._began.setdefault(using, databases.began(now, self._since))
         in_force = {}
         for name, entry in found.items():
@@ -103,10 +103,10 @@ class Schedules:
                 with self._alone(entry):
                     decided = decide(entry)
             except (Error, UniqueBusy) as exc:
-                # The others have their ticks nevertheless.
+                # The other entries get their ticks nevertheless.
                 decided, failure = None, exc if isinstance(exc, Error) else failure
             if decided is None:
-                # Somebody else decides it, and may stand still.
+                # Another process decides the tick, and may hang.
                 self.pause = min(self.pause, AGAIN)
             elif any(decided):
                 self.pause = 0.0
@@ -117,7 +117,7 @@ class Schedules:
 
     @contextmanager
     def _alone(self, entry: Entry) -> Iterator[None]:
-        """Log what the entry's schedule raises: the other entries get their ticks."""
+        """Log an exception of the entry's schedule, so that the other entries get their ticks."""
         try:
             yield
         except (Error, UniqueBusy):
@@ -130,17 +130,17 @@ class Schedules:
 
 
 def note_defined(using: str, names: Iterable[str]) -> None:
-    """Say that the entries are defined here. Those that no worker had for long begin anew if they come back."""
+    """Note that the entries are defined here. Entries that no worker defined for long begin anew if they come back."""
     rows = Schedule.objects.using(using)
     rows.filter(pk__in=names, seen_at__lt=now_plus(-NOTED / 2)).update(seen_at=Now())
     rows.filter(seen_at__lt=now_plus(-LEFT)).exclude(definition="").update(definition="", next_tick=None)
 
 
 def define(entry: Entry, row: Any, began: datetime.datetime, now: datetime.datetime) -> Schedule:
-    """Bring the row of an entry (None: there is none yet) in line with it; it may stay that of another definition.
+    """Bring the row of an entry (None: there is none yet) in line with it, unless a newer definition is in force.
 
     Parameters:
-        began: when this worker did, by the database's clock.
+        began: when this worker began, by the database's clock.
     """
     rows = Schedule.objects.using(entry.using)
     says: dict[str, Any] = {"task": scrub(entry.task, 255), "timing": scrub(entry.when, 1000)}
@@ -150,13 +150,13 @@ def define(entry: Entry, row: Any, began: datetime.datetime, now: datetime.datet
         return rows.get_or_create(pk=entry.name, defaults={**says, **begins})[0]
     is_stale = row.seen_at < now - datetime.timedelta(seconds=GONE)
     if row.definition and row.defined_at > began + SAME and not is_stale and not entry.is_newer_than(row.definition):
-        # A newer worker defined it. This one makes no jobs of the entry as it was before.
+        # A newer worker defined the entry. This worker makes no jobs of the old definition.
         return row
     if row.next_tick is None or row.definition.partition(" ")[0] != entry.definition.partition(" ")[0]:
-        # It begins now: ticks that the new times would have had before were not missed.
+        # The entry begins now: earlier ticks of the new times do not count as missed.
         due = entry.ticks.due(row.last_tick, now)
         says |= {"last_tick": due.last or row.last_tick, "next_tick": due.next}
-    # Race with another worker, or with a tick: whoever comes second looks again.
+    # Race with another worker, or with a tick: the process that comes second looks again.
     if rows.filter(pk=row.pk, definition=row.definition, last_tick=row.last_tick).update(**says):
         for name, value in says.items():
             setattr(row, name, value)
@@ -166,10 +166,10 @@ def define(entry: Entry, row: Any, began: datetime.datetime, now: datetime.datet
 def decide(entry: Entry, at: datetime.datetime | None = None) -> tuple[int, int] | None:
     """Make the jobs of the ticks that are due, in one transaction; returns how many, and how many were missed.
 
-    None: there is nothing to decide, or somebody else does at the moment.
+    None: there is nothing to decide, or another process decides at the moment.
 
     Parameters:
-        at: instead of the database's clock.
+        at: the time, instead of the database's clock.
     """
     using = entry.using
     with transaction.atomic(using=using):
@@ -190,7 +190,7 @@ def decide(entry: Entry, at: datetime.datetime | None = None) -> tuple[int, int]
         except Exception as exc:
             if isinstance(exc, Error | UniqueBusy) and not isinstance(exc, DataError | IntegrityError):
                 raise
-            # Another try would fail as well: these ticks are lost, and the next one is tried.
+            # Another try would fail as well: these ticks are lost, and the entry goes on with the next tick.
             logger.error("the schedule cannot call %s", entry.name, exc_info=exc, extra=_about("schedule_error", entry))
             says["error"] = scrub(f"{type(exc).__name__}: {exc}", 1000)
             missed, missed_at, ticks = missed + len(due.in_time), due.last, []
@@ -202,7 +202,7 @@ def decide(entry: Entry, at: datetime.datetime | None = None) -> tuple[int, int]
         if missed:
             says |= {"missed": F("missed") + missed, "missed_at": missed_at}
         reach("after_tick")
-        # Race, where rows cannot be locked: the condition decides who was first.
+        # Race on databases that cannot lock rows: the condition decides which process was first.
         if not found.filter(last_tick=row.last_tick).update(**says):
             transaction.set_rollback(True, using=using)
             return None

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    #: Whose schedule the workers run, without ``celery beat``: ``"code"``: Celery's ``beat_schedule``,
-    #: ``add_periodic_task()`` and the tasks' ``every=``; ``"all"``: where django-celery-beat is installed that of its
-    #: tables, too. None: nobody's.
+    #: Which schedule the workers run, without ``celery beat``. ``"code"``: Celery's ``beat_schedule``,
+    #: ``add_periodic_task()`` and the tasks' ``every=``; ``"all"``: also that of django-celery-beat's tables, if it is
+    #: installed. None: no schedule.
     SCHEDULES: str | None = "all"
 
 
-#: As those of ``jobs.conf``.
+#: Same form as in ``jobs.conf``.
 RULES = {
     "SCHEDULES": ("all|code", "'all' or 'code', or None, not {!r}"),
 }

@@ -1,4 +1,4 @@
-"""The moments at which an entry of the schedule is due: each is computed from the one before, and not from a clock."""
+"""The moments when an entry of the schedule is due: each is computed from the one before, and not from a clock."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from celery import Celery
 from celery.schedules import BaseSchedule, crontab, maybe_schedule, schedule
 from celery.utils.time import remaining
 
-#: For so long a tick is in time. Ticks that were missed by less get their jobs, one each; of older ones the last one
-#: may be made up for.
+#: A tick is in time for this long. Ticks that are not older get one job each; of older ticks only the last one may be
+#: made up for.
 IN_TIME = datetime.timedelta(seconds=30)
 
-#: Clocks are put forward, or back, by less.
+#: Clocks are put forward, or back, by less than this.
 GAP = datetime.timedelta(hours=3)
 
-#: The ticks of a longer interval would leave the calendar.
+#: The longest interval: the ticks of a longer one would leave the calendar.
 LONGEST = datetime.timedelta(days=36_525)
 
-#: After so many ticks nobody counts further.
+#: Missed ticks are counted up to this number.
 MOST = 10_000
 
-#: What may be the ``schedule`` of an entry, or a task's ``every=``; a bool is no number.
+#: The types of an entry's ``schedule``, or of a task's ``every=``; a bool is not accepted as a number.
 SCHEDULES = (int, float, datetime.timedelta, BaseSchedule)
 
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60))
@@ -35,9 +35,9 @@ class Due(NamedTuple):
     #: How many ticks are too old to be in time, and the last of them (None: none is).
     missed: int
     last_missed: datetime.datetime | None
-    #: The others, the oldest first.
+    #: The ticks that are in time, the oldest first.
     in_time: list[datetime.datetime]
-    #: The first one to come; None: there is none.
+    #: The first tick still to come; None: there is none.
     next: datetime.datetime | None
 
     @property
@@ -49,12 +49,12 @@ class Ticks:
     """The ticks of one of Celery's schedules. Their texts (``str``) differ if the ticks do.
 
     Parameters:
-        given: seconds, a timedelta, or a schedule of Celery's; its own ``nowfun`` is not asked.
-        relative: as of Celery's interval schedules: rounded to their unit.
-        begins, ends: no tick is earlier than the one, or as late as the other.
+        given: seconds, a timedelta, or a schedule of Celery's; its own ``nowfun`` is not called.
+        relative: as in Celery's interval schedules: rounded to their unit.
+        begins, ends: all ticks are at or after ``begins``, and before ``ends``.
 
     Raises:
-        TypeError, ValueError: no ticks can be computed of it; says why.
+        TypeError, ValueError: no ticks can be computed from it; says why.
     """
 
     def __init__(self, given: Any, app: Celery, relative: bool = False, begins: Any = None, ends: Any = None) -> None:
@@ -67,11 +67,11 @@ class Ticks:
             raise ValueError(f"an interval must be above 0, not {given!r}")
         if is_interval and found.run_every > LONGEST:
             raise ValueError(f"an interval must be a hundred years at the most, not {given!r}")
-        #: The moment that the schedule takes for now.
+        #: The moment that the schedule uses as now.
         self._at = datetime.datetime.now(datetime.UTC)
         self._schedule = copy(found)
         self._schedule.app, self._schedule.nowfun = app, lambda: self._at
-        #: Of a plain interval; its ticks need no calendar.
+        #: The length of a plain interval, whose ticks need no calendar.
         self.every: datetime.timedelta | None = found.run_every if is_interval and not found.relative else None
         self._begins, self._ends = begins, ends
 
@@ -100,12 +100,12 @@ class Ticks:
         return tick if tick > at and (self._ends is None or tick < self._ends) else None
 
     def due(self, since: datetime.datetime, now: datetime.datetime) -> Due:
-        """What lies between a tick that was decided, and now."""
+        """The ticks between the last decided one and now."""
         missed, last = 0, None
         old, in_time = now - IN_TIME, list[datetime.datetime]()
         is_plain = self._begins is None and self._ends is None
         if is_plain and self.every is not None and since + self.every <= old:
-            # Of seconds in a week there are many.
+            # There may be very many, such as all seconds of a week.
             missed = (old - since) // self.every
             last = since = since + missed * self.every
         tick = self.after(since)
@@ -124,11 +124,11 @@ class Ticks:
         if isinstance(self._schedule, crontab):
             later = at
             while tick <= at and later < at + GAP:
-                # In the hours that come twice Celery names the first ones again: go on until they are over.
+                # In an hour that comes twice, Celery returns ticks of the first pass again: go on until it is over.
                 later += datetime.timedelta(minutes=1)
                 tick = self._estimate(later)
             if len(self._schedule.hour) == 24:
-                # What is due in every hour is due in both.
+                # A tick that is due in every hour is due in both passes.
                 tick = min(tick, self._in_second_hour(self._schedule, at) or tick)
             else:
                 tick = min([tick, *self._in_gap(self._schedule, at, tick)])
@@ -139,7 +139,7 @@ class Ticks:
         return at + self._schedule.remaining_estimate(at)
 
     def _in_gap(self, found: crontab, at: datetime.datetime, until: datetime.datetime) -> Iterator[datetime.datetime]:
-        """Ticks at times that do not exist, because clocks are put forward: they come as if clocks were not."""
+        """Ticks at times that do not exist because clocks are put forward: they come as if the clocks had not been."""
         self._at = at
         offsets = {each.astimezone(found.tz).utcoffset() for each in (at - GAP, at, until)}
         for offset in offsets if len(offsets) > 1 else ():
@@ -147,12 +147,12 @@ class Ticks:
             tick = at + remaining(*found.remaining_delta(at, tz=zone))
             wall = tick.astimezone(zone).replace(tzinfo=found.tz)
             exists = wall.astimezone(datetime.UTC).astimezone(found.tz) == wall
-            # By the clock before.
+            # By the clock before the change.
             if tick > at and not exists and tick.astimezone(found.tz).utcoffset() != offset == wall.utcoffset():
                 yield tick
 
     def _in_second_hour(self, found: crontab, at: datetime.datetime) -> datetime.datetime | None:
-        """The next tick as if no clock were put back, if that is a tick by the clocks of the place, too."""
+        """The next tick as if no clock were put back, if it is also a tick by the local clock."""
         self._at = at
         offset = at.astimezone(found.tz).utcoffset() or datetime.timedelta()
         tick = at + remaining(*found.remaining_delta(at, tz=datetime.timezone(offset)))

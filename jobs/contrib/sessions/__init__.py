@@ -1,1 +1,1 @@
-"""Sessions of PostgreSQL's server: those of dead runs are ended, and people see who is in their way."""
+"""Sessions of PostgreSQL's server: those of dead runs are ended, and people see which sessions block their jobs."""

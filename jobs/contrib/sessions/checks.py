@@ -18,7 +18,7 @@ W031 In the database {alias!r} this process logs in as {role}, and other workers
 
 @OF_DATABASE.append
 def out_of_reach(alias: str) -> Iterator[CheckMessage]:
-    """Whether a worker can end what others leave behind."""
+    """Whether a worker can end the sessions that dead workers leave behind."""
     at = store.of(alias)
     role, others = at.out_of_reach() if isinstance(at, WithSessions) else ("", [])
     if others:

@@ -1,6 +1,6 @@
-"""The sessions of PostgreSQL's server. What of them keeps locks belongs to a run, to a zombie, or to somebody else.
+"""The sessions of PostgreSQL's server. A session that holds locks belongs to a run, to a zombie, or to another program.
 
-The claim recorded the server's process. Workers may log in with a role each, and take on another one.
+The claim recorded the server's process. Each worker may log in with its own role, and switch to another one.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from jobs.models import Job
 from jobs.store import databases
 from jobs.store.postgresql import PostgreSQL
 
-#: Whether the session ``a`` of ``pg_stat_activity`` may be ended by this one, and seen: who may not see when it began
-#: would not know whether its process is another one's by now.
+#: Whether this session may end the session ``a`` of ``pg_stat_activity``, and see it: without seeing when ``a`` began,
+#: it could not tell whether the process id belongs to another session by now.
 MAY_END = """(
     (pg_has_role(a.usesysid, 'USAGE')
         OR (pg_has_role('pg_signal_backend', 'USAGE') AND pg_has_role('pg_read_all_stats', 'USAGE')))
@@ -26,22 +26,22 @@ MAY_END = """(
         <= (SELECT rolsuper FROM pg_roles WHERE rolname = current_user)
 )"""
 
-#: The roles whose sessions run jobs, or ran the last ones, and may not be ended.
+#: The roles of sessions that run jobs, or ran the last ones, and that this session may not end.
 OUT_OF_REACH = f"""
 SELECT DISTINCT a.usename::text FROM pg_stat_activity a
 WHERE a.datname = current_database() AND a.pid = ANY (%s) AND NOT {MAY_END}
 ORDER BY 1
 """
 
-#: By two indexes: the sessions that run jobs, and those of the last that ended.
+#: By two indexes: the sessions that run jobs, and the sessions of the jobs that ended last.
 SESSIONS = """
 (SELECT DISTINCT backend FROM jobs_job WHERE state = 'running' AND backend IS NOT NULL LIMIT 1000)
 UNION
 (SELECT backend FROM jobs_job WHERE finished_at IS NOT NULL ORDER BY finished_at DESC LIMIT 1000)
 """
 
-#: The claim recorded the server process. It is left alone if another run uses the same connection by now: that of a
-#: run that was killed may be at the next job of the same claim.
+#: The claim recorded the server process. It is left alone if another run uses the same connection by now: the process
+#: of a killed run may already be at the next job of the same claim.
 RUNS = """
 SELECT j.id, j.backend, j.started_at FROM jobs_job j
 WHERE j.id = ANY (%s::uuid[]) AND j.state IN ('running', 'cancelled') AND j.backend IS NOT NULL
@@ -52,7 +52,7 @@ WHERE j.id = ANY (%s::uuid[]) AND j.state IN ('running', 'cancelled') AND j.back
   )
 """
 
-#: It is ended if it is in a transaction, and older than the claim: else its number was used again.
+#: A session is ended if it is in a transaction and older than the claim: else its process id was used again.
 END = f"""
 SELECT run.id, current_user::text, a.usename::text, may.end_it, CASE
     WHEN may.end_it AND a.state <> 'idle' AND a.backend_start <= run.started_at THEN pg_terminate_backend(a.pid) END
@@ -66,14 +66,14 @@ ACTIVITY = """
 SELECT pid, activity.application_name, activity.state, extract(epoch FROM clock_timestamp() - activity.xact_start)
 """
 QUESTIONS = {
-    # Whose open transaction has locked or changed the row. The look waits for nobody, and locks nothing.
+    # The session whose open transaction has locked or changed the row. This query never waits, and locks nothing.
     "locks": """
 FROM jobs_job JOIN pg_locks ON locktype = 'transactionid' AND transactionid = jobs_job.xmax AND granted
 JOIN pg_stat_activity AS activity USING (pid) WHERE jobs_job.id = %s
 """,
-    # What a server's process waits for.
+    # The sessions that a server process waits for.
     "blocks": "FROM unnest(pg_blocking_pids(%s)) AS pid JOIN pg_stat_activity AS activity USING (pid)",
-    # The oldest open transaction. PostgreSQL cleans up nothing that ended since it began, and claims step over that.
+    # The oldest open transaction. PostgreSQL cannot remove rows that died since it began, and claims step over them.
     "old": """
 FROM pg_stat_activity AS activity
 WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
@@ -81,7 +81,7 @@ WHERE datname = current_database() AND backend_type = 'client backend' AND pid <
 """,
 }
 
-#: Whether a process of the server waits for the run's own transaction, or for a savepoint of it.
+#: Whether a server process waits for the run's own transaction, or for one of its savepoints.
 HOLDS = "SELECT 1 FROM jobs_job WHERE id = %s AND backend = ANY(pg_blocking_pids(%s))"
 
 
@@ -98,11 +98,11 @@ class WithSessions(PostgreSQL):
         return [key for key, *_, is_done in found if is_done], kept
 
     def out_of_reach(self) -> tuple[str, list[str]]:
-        """The role that this process logs in with, and those of other workers whose sessions it may not end."""
+        """The role that this process logs in with, and the roles of other workers whose sessions it may not end."""
         try:
             pids = [pid for [pid] in self.ask(SESSIONS) if pid is not None]
         except ProgrammingError:
-            # It is not migrated yet.
+            # The tables are not migrated yet.
             return "", []
         with self._logged_in():
             own = self.ask("SELECT current_user::text")[0][0]
@@ -110,9 +110,9 @@ class WithSessions(PostgreSQL):
 
     @contextmanager
     def _logged_in(self) -> Iterator[None]:
-        """A savepoint in which the session is the role that it logged in with, and not the one of ``assume_role``.
+        """A savepoint in which the session has the role that it logged in with, and not the one of ``assume_role``.
 
-        The server asks by the former who may see and end its sessions.
+        The login role decides which sessions the server lets it see and end.
         """
         with transaction.atomic(using=self.using), self.connection.cursor() as cursor:
             cursor.execute("SELECT current_setting('role'), set_config('role', 'none', true)")

@@ -1,3 +1,3 @@
-"""Tags: what a job is about (``user=5``), by which people find, cancel, retry, delete and count jobs."""
+"""Tags: what a job is about (``user=5``). People find, cancel, retry, delete and count jobs by them."""
 
 PUBLIC = {"tagged": "tags"}

@@ -11,7 +11,7 @@ from jobs.admin.job import JobAdmin
 
 
 def _links(job: Any) -> str:
-    """Each leads to all jobs that have it."""
+    """Each tag is a link to all jobs that have it."""
     pairs = [f"{name}={text}" for name, text in sorted((job.tags or {}).items())]
     return format_html_join(", ", "{}", ((html.link(pair, "job_changelist", tag=pair),) for pair in pairs))
 

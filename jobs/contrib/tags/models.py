@@ -1,7 +1,7 @@
-"""The column of a job's row that has its tags, and the index by which they are found.
+"""The column of a job's row that has its tags, and the index that finds them.
 
-They are no table of their own: they come with the call's one statement, go to history with the row, and are deleted
-with it. On PostgreSQL the index finds a tag; elsewhere it is read through, and has the jobs with tags alone.
+Tags have no table of their own: they are written with the call's one statement, go to history with the row, and are
+deleted with it. On PostgreSQL the index finds a tag; elsewhere it is scanned, but holds only the jobs with tags.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Tags(dict[str, str]):
 
     @classmethod
     def of(cls, given: Mapping[str, Any], what: str = "tags") -> Self:
-        """What somebody said, checked: ``{"user": 5}`` and ``{"user": "5"}`` are the same.
+        """The given tags, checked: ``{"user": 5}`` and ``{"user": "5"}`` are the same.
 
         Raises:
-            TypeError: no dict, or a value that is neither text nor a whole number nor a UUID.
-            ValueError: a name that is none, an empty text, or more than fits.
+            TypeError: not a dict, or a value that is not text, a whole number or a UUID.
+            ValueError: a name that is not valid, an empty text, or more than fits.
         """
         if not isinstance(given, Mapping):
             raise TypeError(f"{what}: pass names with their values, {{'user': 5}}, and not {given!r}")
@@ -56,7 +56,7 @@ class Tags(dict[str, str]):
 
 
 class _Read(DeferredAttribute):
-    """A row has them as JSON, as a claim reads it. They are made of it when somebody asks."""
+    """A claim reads the tags as JSON text. They are decoded at the first access."""
 
     def __get__(self, instance: Any, cls: Any = None) -> Any:
         value = super().__get__(instance, cls)
@@ -70,7 +70,7 @@ class _Read(DeferredAttribute):
 
 class TagsField(Labels):
     descriptor_class = _Read
-    #: ``jobs show`` and ``jobs list --json`` say it.
+    #: ``jobs show`` and ``jobs list --json`` print it.
     is_told = True
 
     def get_prep_value(self, value: Any) -> Any:
@@ -83,7 +83,7 @@ class TagsField(Labels):
 
 @TagsField.register_lookup
 class Have(Lookup):
-    """That a job has these tags: ``tags__have={"user": 5}``. PostgreSQL's index finds them."""
+    """True for jobs that have these tags: ``tags__have={"user": 5}``. PostgreSQL's index finds them."""
 
     lookup_name = "have"
 
@@ -92,9 +92,9 @@ class Have(Lookup):
 
     def as_sql(self, compiler: Any, connection: Any) -> Any:
         lhs, params = self.process_lhs(compiler, connection)
-        # The text of a pair is nowhere else: a quotation mark in a value is escaped.
+        # The text of a pair cannot occur inside of a value: there, quotation marks are escaped.
         pairs = [str(Tags({name: text}))[1:-1] for name, text in self.rhs.items()]
-        # The first part is that of the index. It has the tags, so that other rows are not read.
+        # The first part is the condition of the index. The index has the tags, so other rows are not read.
         found = " AND ".join([f"{lhs} IS NOT NULL", *[f"instr({lhs}, %s) > 0"] * len(pairs)])
         return f"({found})", [*list(params) * (1 + len(pairs)), *pairs]
 
@@ -105,7 +105,7 @@ class Have(Lookup):
 
 COLUMNS: dict[str, Any] = {"tags": TagsField(_("tags"), max_length=MAX_KEY, null=True)}
 INDEXES = [
-    # A btree where there is no GIN.
+    # A btree on databases without GIN.
     GinIndex(name="jobs_job_tags", fields=["tags"], opclasses=["jsonb_path_ops"], condition=Q(tags__isnull=False))
 ]
 OPTIONS = {"tags": ("a dict of names and texts, {'user': 5}", (Mapping,))}

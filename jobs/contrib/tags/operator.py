@@ -1,4 +1,4 @@
-"""What an operator has of tags: how many live jobs have one, for Prometheus."""
+"""The part of tags in the operator's room: how many live jobs have a tag, for Prometheus."""
 
 from __future__ import annotations
 

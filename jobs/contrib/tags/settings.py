@@ -6,5 +6,5 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    #: Names of tags whose values become labels of a metric: ``["tenant"]``. Few values each: a user is none.
+    #: Names of tags whose values become labels of a metric: ``["tenant"]``. Only tags with few values, so not a user.
     TAG_METRICS: Sequence[str] = ()

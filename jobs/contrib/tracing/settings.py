@@ -10,7 +10,7 @@ class Settings:
     TRACE: str | None = "link"
 
 
-#: As those of ``jobs.conf``.
+#: Same form as in ``jobs.conf``.
 RULES = {
     "TRACE": ("link|child", "'link' or 'child', or None, not {!r}"),
 }

@@ -1,7 +1,7 @@
 """Traces across the queue: OpenTelemetry's context travels from the call, in the row's headers, to all runs of the job.
 
-Spans and attributes are named by OpenTelemetry's conventions for messaging; what they do not know is ``jobs.*``. They
-hold no arguments and no results. What OpenTelemetry raises is logged once, and changes nothing.
+Spans and attributes are named by OpenTelemetry's conventions for messaging; others are called ``jobs.*``. They contain
+no arguments and no results. Exceptions of OpenTelemetry are logged once, and change nothing.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ try:
 except ImportError:
     is_installed = False
 except Exception:
-    # OTEL_PROPAGATORS names one that is not there.
+    # For example, OTEL_PROPAGATORS names a propagator that is not installed.
     logger.exception("OpenTelemetry cannot be imported; jobs are not traced", extra={"action": "tracing_failed"})
     is_installed = False
 else:
     is_installed = True
-    #: It goes by the provider that the project sets, now or later.
+    #: It uses the provider that the project sets, now or later.
     tracer = trace.get_tracer("jobs")
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def _is_on(given: Any = True) -> bool:
-    """Whether to trace. In most processes nobody has set OpenTelemetry up, and only a context that is given matters."""
+    """Whether to trace. In most processes OpenTelemetry is not set up, and only a given context matters."""
     if not is_installed or conf().TRACE is None:
         return False
     is_set_up = not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
@@ -62,7 +62,7 @@ def _attached(here: Any, is_late: bool = False) -> Iterator[None]:
 
 
 def apart() -> AbstractContextManager[None]:
-    """Keep the caller's span: receivers of Celery's signals may set another one, and leave it so."""
+    """Keep the caller's span: receivers of Celery's signals may set another one and not restore it."""
     return _attached(context.get_current()) if _is_on() else nullcontext()
 
 
@@ -70,8 +70,8 @@ def create(job: Job, given: Mapping[str, Any] | None, caller: Any) -> None:
     """Put the context of the call into the headers of its row, with a span that :func:`created` ends.
 
     Parameters:
-        given: the caller's own ``headers=``. A context in them is kept, and what other libraries wrote is not: so a
-            retry, which is given those of its row, goes on with the first call's.
+        given: the caller's own ``headers=``. A context in them is kept, but not one that other libraries wrote: so a
+            retry, whose headers come from its row, keeps the context of the first call.
         caller: the task whose run makes the call. Celery sends links and chains when the run's span has ended.
     """
     if not _is_on(given):
@@ -85,7 +85,7 @@ def create(job: Job, given: Mapping[str, Any] | None, caller: Any) -> None:
                 run = getattr(caller and caller.request, "jobs_run", None)
                 here = getattr(run, "trace_context", None) or here
             span = _start("create", job, here, SpanKind.PRODUCER)
-            # Without a provider it may be none: the context that is there travels all the same.
+            # Without a provider the span may be invalid: then the present context travels all the same.
             if span.get_span_context().is_valid:
                 here = trace.set_span_in_context(span, here)
             injected: dict[str, Any] = {}
@@ -98,7 +98,7 @@ def create(job: Job, given: Mapping[str, Any] | None, caller: Any) -> None:
 
 
 def carried() -> dict[str, Any]:
-    """The context that is current, for the headers of an event: the runs of its handlers are tied to it."""
+    """The current context, for the headers of an event: the runs of its handlers are connected to it."""
     carrier: dict[str, Any] = {}
     if _is_on(None):
         with _harmless():
@@ -107,7 +107,7 @@ def carried() -> dict[str, Any]:
 
 
 def created(job: Job) -> None:
-    """The call was committed. Its span is not ended before: one that is rolled back leaves no trace."""
+    """End the span of a committed call. A span ends only then, so a call that is rolled back leaves no trace."""
     if (span := vars(job).pop("span", None)) is not None:
         with _harmless():
             span.end()
@@ -131,7 +131,7 @@ def _processing(run: Run, began: int) -> Iterator[None]:
         yield
         return
     try:
-        # It ends first, and whatever follows: the next run would become part of this one's trace.
+        # Detach the context first, whatever fails: else the next run would become part of this run's trace.
         with _attached(here, is_late=True):
             yield
     except BaseException as exc:
@@ -152,7 +152,7 @@ def _process(run: Run, began: int) -> tuple[Span, Any]:
         if ambient.get_span_context().is_valid:
             links.append(Link(ambient.get_span_context()))
     else:
-        # The caller's baggage, and not its span: a trace that stays open for hours, or over many retries, is of no use.
+        # Use the caller's baggage, but not its span: a trace that is open for hours, or over many retries, is useless.
         around = trace.set_span_in_context(ambient, around)
     own = {"jobs.lease": run.job.lease, "jobs.retries": run.job.retries, "jobs.node": str(run.job.node_id)}
     span = _start("process", run.job, around, SpanKind.CONSUMER, own, links=links, start_time=began)
@@ -161,7 +161,7 @@ def _process(run: Run, began: int) -> tuple[Span, Any]:
 
 
 def _tell(span: Span, run: Run, raised: BaseException | None) -> None:
-    """What became of the run, as its row says it. An attempt that raised is an error, even if it is retried."""
+    """Write the outcome of the run into the span. An attempt that raised is an error, even if it is retried."""
     error: dict[str, Any] | None
     if run.outcome is None:
         outcome = {LostLease: "lost_lease", NotSettled: "not_settled"}.get(type(raised), "interrupted")
@@ -169,7 +169,7 @@ def _tell(span: Span, run: Run, raised: BaseException | None) -> None:
     else:
         outcome, error = run.outcome, run.job.own_error
     span.set_attribute("jobs.outcome", outcome)
-    # Retry: the body asked for another attempt, and nothing had gone wrong.
+    # Retry: the body asked for another attempt without an error.
     if error is None or outcome in ("succeeded", "snoozed", "cancelled") or error["type"] == "Retry":
         return
     event = {"exception.type": error["type"], "exception.message": error["message"]}
@@ -179,14 +179,14 @@ def _tell(span: Span, run: Run, raised: BaseException | None) -> None:
 
 
 def _creation(headers: Mapping[str, Any]) -> tuple[Any, Any]:
-    """The context in the headers (a foreign message may hold anything), and that of the span in it."""
+    """The context in the headers (which may hold anything in a foreign message), and that of the span in it."""
     texts = {name: value for name, value in headers.items() if isinstance(value, str)}
     found = propagate.extract(texts, context.Context())
     return found, trace.get_current_span(found).get_span_context()
 
 
 def _start(operation: str, job: Job, here: Any, kind: SpanKind, own: Mapping[str, Any] = {}, **more: Any) -> Span:
-    """Start a span, with all that a sampler may ask for."""
+    """Start a span, with all attributes that a sampler may need."""
     attributes = {
         "messaging.system": "celery",
         "messaging.operation.name": operation,
@@ -199,13 +199,13 @@ def _start(operation: str, job: Job, here: Any, kind: SpanKind, own: Mapping[str
     return tracer.start_span(f"{operation} {job.queue}", here, kind, attributes, **more)
 
 
-#: Whether the log says already that OpenTelemetry fails in this process.
+#: Whether it was already logged that OpenTelemetry fails in this process.
 _told = False
 
 
 @contextmanager
 def _harmless(is_late: bool = False) -> Iterator[None]:
-    """What OpenTelemetry raises is logged, the first time, and goes no further; nor does a time limit after the run."""
+    """Catch exceptions of OpenTelemetry, and log the first one; after the run, catch a time limit as well."""
     global _told
     try:
         yield

@@ -1,4 +1,4 @@
-"""kombu accepts no dotted path in a broker URL; this makes ``jobs://`` one that it knows."""
+"""kombu accepts no dotted path in a broker URL, so this registers ``jobs://`` there."""
 
 from kombu.transport import TRANSPORT_ALIASES
 

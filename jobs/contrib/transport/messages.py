@@ -4,12 +4,12 @@ from contextlib import closing
 
 from jobs.store.databases import SideDatabase, home
 
-#: Seconds after which replies of the remote control that nobody read are deleted.
+#: Seconds after which unread replies of the remote control are deleted.
 REPLY_TTL = 3600.0
 
 
 def are_in(using: str) -> bool:
-    """Whether they live in this database, or beside it."""
+    """Whether the messages are in this database, or in the file beside it."""
     return using == home()
 
 
@@ -25,10 +25,10 @@ def delete_all() -> int:
 
 
 def prune_replies() -> int:
-    """Delete the queues of remote control and events that nobody reads any more; return how many messages went."""
+    """Delete the queues of remote control and events that have no reader any more; return how many messages went."""
     stale = "FROM jobs_message WHERE visible_at < {now} - %s AND (queue LIKE %s OR queue LIKE %s)"
     params = (REPLY_TTL, "%.celery.pidbox", "celeryev.%")
-    # The thread that prunes has no transaction open.
+    # The pruning thread has no open transaction.
     with closing(SideDatabase(is_apart=False)) as side:
         side.execute(f"DELETE FROM jobs_binding WHERE queue IN (SELECT queue {stale})", *params)
         return int(side.execute(f"DELETE {stale}", *params))

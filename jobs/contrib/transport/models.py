@@ -1,4 +1,4 @@
-"""The messages of the ``jobs://`` broker, and the queues that they go to."""
+"""The messages of the ``jobs://`` broker, and the bindings of its queues."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Message(models.Model):
     queue = models.CharField(max_length=255)
     priority = models.SmallIntegerField(default=0)
     payload = models.TextField()
-    #: Seconds since 1970 by the database's clock; a consumer that holds the message keeps moving it.
+    #: Seconds since 1970 by the database's clock; a consumer that holds the message keeps moving this on.
     visible_at = models.FloatField()
     deliveries = models.PositiveIntegerField(default=0)
 

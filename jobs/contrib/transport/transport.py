@@ -1,7 +1,7 @@
 """A kombu transport over the database: ``broker_url = "jobs://"``, the broker when there is none.
 
 Messages are rows: tasks that are no jobs, remote control, events. A consumer hides the row it took for :data:`LEASE`
-seconds and keeps renewing while it listens, so a killed worker's messages come back by themselves; an acknowledgement
+seconds and renews that while it listens, so a killed worker's messages come back by themselves. An acknowledgement
 deletes the row. (With ``-P solo`` a long body keeps the consumer from listening, and its message may be run twice.)
 """
 
@@ -20,7 +20,7 @@ from django.db.models.constants import OnConflict
 from kombu.transport import virtual
 
 if not apps.ready and not apps.loading:
-    # `celery inspect` and its like load the Celery app, and no Django.
+    # Commands such as `celery inspect` load the Celery app, but do not set up Django.
     django.setup()
 
 from jobs.store.databases import SideDatabase, home
@@ -28,8 +28,8 @@ from jobs.store.databases import SideDatabase, home
 #: Seconds for which a delivered message stays hidden after its consumer was last seen.
 LEASE = 10.0
 
-#: Seconds between two looks at the queues: right after a message, and after a quiet while; and after which a waiting
-#: consumer looks up, for a shutdown or for leases to renew.
+#: Seconds between two looks at the queues: right after a message, and after a quiet while. The last one: seconds after
+#: which a waiting consumer returns, to check for a shutdown and to renew leases.
 BUSY_POLL, IDLE_POLL, LONGEST_WAIT = 0.005, 0.2, 0.5
 
 DELETE, SHOW = "DELETE FROM jobs_message", "UPDATE jobs_message SET visible_at = {now}"
@@ -65,7 +65,7 @@ class Channel(virtual.Channel):
 
     def _execute(self, sql: str, *params: Any) -> Any:
         if self.connection is None:
-            # Somebody acknowledges what was delivered before the connection was lost; Celery knows this error.
+            # Celery acknowledges a message from before the connection was lost; it handles this error.
             raise OperationalError("the channel is closed")
         return self.connection.side.execute(sql, *params)
 
@@ -80,7 +80,7 @@ class Channel(virtual.Channel):
         first = "WHERE queue = %s AND visible_at <= {now} ORDER BY priority, id LIMIT 4"
         found = self._execute(f"SELECT id, payload, deliveries FROM jobs_message {first}", queue)
         for key, payload, deliveries in found:
-            # Race: several consumers saw the row. One of them finds `deliveries` unchanged.
+            # Race: several consumers saw the row. Only one of them finds `deliveries` unchanged.
             take = f"UPDATE jobs_message SET deliveries = deliveries + 1, visible_at = {{now}} + {LEASE}"
             if self.change_held(f"{key}.{deliveries}", DELETE if queue in self._unacknowledged_queues else take):
                 message: dict[str, Any] = json.loads(payload)
@@ -95,7 +95,7 @@ class Channel(virtual.Channel):
         return bool(self._execute(f"{change} WHERE id = %s AND deliveries = %s", int(key), int(deliveries)))
 
     def renew(self) -> None:
-        """Keep what this consumer holds hidden from the others."""
+        """Keep the messages of this consumer hidden from other consumers."""
         for tag in set(self.qos._delivered) - self.qos._dirty:
             self.change_held(tag, f"{SHOW} + {LEASE}")
 
@@ -150,7 +150,7 @@ class Transport(virtual.Transport):
     driver_type = driver_name = "jobs"
     default_connection_params: dict[str, Any] = {}
 
-    #: What kombu may retry after opening the connection again.
+    #: Errors after which kombu may open the connection again and retry.
     connection_errors = virtual.Transport.connection_errors + (OperationalError, InterfaceError)
     channel_errors = virtual.Transport.channel_errors + (DatabaseError,)
 
@@ -162,7 +162,7 @@ class Transport(virtual.Transport):
         super().__init__(client, **kwargs)
         self.side = SideDatabase()
         self._renewed = time.monotonic()
-        #: Seconds until the next look; it lasts beyond one wait, so that a quiet consumer stays quiet.
+        #: Seconds until the next look. It is kept from one wait to the next, so that a quiet consumer stays quiet.
         self._pause = BUSY_POLL
 
     def drain_events(self, connection: Any, timeout: float | None = None) -> None:
@@ -185,7 +185,7 @@ class Transport(virtual.Transport):
             self._pause = min(self._pause * 1.5, IDLE_POLL)
 
     def _has_message(self) -> bool:
-        """One look at all the queues; kombu's asks for each of them."""
+        """Look at all queues with one statement; kombu would send one for each queue."""
         queues = sorted({queue for channel in self.channels for queue in channel._active_queues})
         some = ", ".join(["%s"] * len(queues))
         there = f"SELECT 1 FROM jobs_message WHERE queue IN ({some}) AND visible_at <= {{now}} LIMIT 1"

@@ -1,1 +1,1 @@
-"""Arguments that nobody may read in the database: ``JOBS["ENCRYPT"]``."""
+"""Encryption of arguments that must not be readable in the database: ``JOBS["ENCRYPT"]``."""

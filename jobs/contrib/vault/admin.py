@@ -1,4 +1,4 @@
-"""The encrypted arguments of a job, on its page, for who may read them."""
+"""The encrypted arguments of a job, on its page, for people who may read them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``manage.py jobs encrypt``: after a change of the keys, or of what is encrypted."""
+"""``manage.py jobs encrypt``: run it after a change of the keys, or of what is encrypted."""
 
 from argparse import Namespace
 from collections import Counter
@@ -59,7 +59,7 @@ def _encrypt(job: Any, is_dry: bool) -> str:
     followers = {name: inside(each) for name, each in followers.items()}
     if (args, kwargs, followers) == given:
         return "same"
-    # Race: a retry may have given it other arguments.
+    # Race: a retry may have changed the job's arguments.
     own = Job.objects.using(job._state.db).filter(pk=job.pk, lease=job.lease, state=job.state)
     changes = {"args": args, "kwargs": kwargs, **({"options": {**options, **followers}} if followers else {})}
     write = partial(own.update, **changes)

@@ -1,6 +1,6 @@
 """The part of the encryption in the core.
 
-Extensions are asked in the order of their names. This one comes behind those that make keys and tags of arguments.
+Extensions are called in the order of their names. This one comes after those that make keys and tags of arguments.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from jobs.doors import Extension
 
 class Vault(Extension):
     def ready(self) -> None:
-        # From here on decoding knows them.
+        # This import registers tokens with the decoder.
         from jobs.contrib.vault import tokens  # noqa: F401
 
     def called(self, task: Any) -> Callable[[Any, Any], None] | None:

@@ -1,4 +1,4 @@
-"""Jobs whose encrypted arguments no worker could read, in the operator's room."""
+"""Problems in the operator's room: jobs whose encrypted arguments no worker could read."""
 
 from __future__ import annotations
 

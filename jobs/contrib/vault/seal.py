@@ -1,4 +1,4 @@
-"""Which arguments of a call are encrypted, and how they come into its row."""
+"""Which arguments of a call are encrypted, and how they are written into its row."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from jobs.contrib.vault.tokens import encrypt, is_token
 from jobs.lifecycle.display import names_of
 from jobs.models import Job
 
-#: Options of a call that have other calls in them.
+#: Options of a call that contain other calls.
 FOLLOWERS = ("link", "link_error", "chain", "chord")
 
 
 @lru_cache(maxsize=1000)
 def of_task(name: str) -> frozenset[str] | None:
-    """The names of the arguments that are encrypted of a task; empty: all of them; None: none."""
+    """The names of a task's arguments that are encrypted; empty: all arguments; None: no argument."""
     found = [each for pattern, each in conf().ENCRYPT.items() if fnmatchcase(name, pattern)]
     if not found or name in own_tasks():
         return None
@@ -36,7 +36,7 @@ setting_changed.connect(_forget, dispatch_uid="jobs.vault")
 
 
 def seal(task: Any, job: Job) -> None:
-    """Encrypt what the settings say, in a row that is about to be written. It holds for a retry as well."""
+    """Encrypt what the settings say, in a row that is about to be written, also by a retry."""
     job.args, job.kwargs = sealed(job.task, job.args, job.kwargs)
     if any(name in job.options for name in FOLLOWERS):
         job.options = {**job.options, **{name: inside(job.options[name]) for name in FOLLOWERS if name in job.options}}
@@ -44,13 +44,13 @@ def seal(task: Any, job: Job) -> None:
 
 def sealed(name: str, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     if name == "jobs.send" and len(args) == 4:
-        # It sends a message of another task: its name, arguments and options.
+        # jobs.send sends a message of another task: its name, arguments and options.
         return [args[0], *sealed(*args[:3]), inside(args[3])], kwargs
     if (names := of_task(name)) is None:
         return args, kwargs
     places = names_of(name, len(args))
     return (
-        # Those whose names are not known are taken for secret ones.
+        # Arguments whose names are not known count as secret.
         [
             _seal(value) if not names or place is None or place in names else value
             for value, place in zip_longest(args, places)
@@ -64,7 +64,7 @@ def _seal(value: Any) -> Any:
 
 
 def inside(value: Any) -> Any:
-    """What follows a call, with the arguments of its signatures encrypted."""
+    """The followers of a call, with the arguments of their signatures encrypted."""
     if isinstance(value, list):
         return [inside(each) for each in value]
     if not isinstance(value, Mapping):

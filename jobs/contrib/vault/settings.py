@@ -7,10 +7,10 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    #: Arguments that nobody may read in the database, by the name of a task or a pattern: ``{"hr.*": True, "shop.pay":
-    #: ["iban"]}``. They are read in the run, and in the admin by who may (``jobs.decrypt_job``).
+    #: Arguments that are encrypted in the database, by the name of a task or a pattern: ``{"hr.*": True, "shop.pay":
+    #: ["iban"]}``. They are read in the run, and in the admin by people with the permission ``jobs.decrypt_job``.
     ENCRYPT: Mapping[str, Any] = field(default_factory=dict)
-    #: Keys of cryptography's Fernet, the newest first: it encrypts, and all of them read.
+    #: Keys of cryptography's Fernet, the newest first: that one encrypts, and all of them decrypt.
     ENCRYPT_KEYS: Sequence[str] = ()
 
 
@@ -18,7 +18,7 @@ def _are_names(value: Any) -> bool:
     return isinstance(value, list | tuple | set) and bool(value) and all(isinstance(each, str) for each in value)
 
 
-#: As those of ``jobs.conf``.
+#: Same form as in ``jobs.conf``.
 RULES = {
     "ENCRYPT": (
         lambda value: isinstance(value, Mapping) and all(each is True or _are_names(each) for each in value.values()),

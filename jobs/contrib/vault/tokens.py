@@ -1,7 +1,7 @@
 """Values as tokens: encrypted with the first of ``JOBS["ENCRYPT_KEYS"]``, and read with any of them.
 
-A token stands in a row as ``{"__type__": "encrypted", "__value__": ...}``, which ``jobs.models.values.decoded`` reads:
-in a run, and in a block of :func:`revealed`. Elsewhere a text stands for it.
+A row holds a token as ``{"__type__": "encrypted", "__value__": ...}``. ``jobs.models.values.decoded`` decrypts it in a
+run, and in a block of :func:`revealed`. Elsewhere it returns a placeholder.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ _revealed: ContextVar[bool] = ContextVar("jobs.vault.revealed", default=False)
 
 
 class Encrypted(Repr):
-    """What stands for a value where it may not be read. No job can carry it on."""
+    """The placeholder for a value where it may not be read. A job cannot take it as an argument."""
 
     token = ""
 
     def revealed(self) -> Any:
-        """The value, for whoever has to hide it. Raises :class:`CannotDecrypt`."""
+        """The value, for code that has to hide it in texts. Raises :class:`CannotDecrypt`."""
         return decoded(json.loads(_decrypt(self.token.encode())))
 
 
 class CannotDecrypt(NotHere):
-    """None of the keys here made the token. Another worker may have its key: while keys change each has its own."""
+    """No key of this process made the token. Another worker may have the key: while keys change, workers differ."""
 
-    # There may be very many of them, for long.
+    # Very many jobs may wait for a key, for a long time.
     pause, longest = 30.0, 600.0
     waits_for = "key:"
 
 
 @contextmanager
 def revealed() -> Iterator[None]:
-    """Values are read in the block."""
+    """Values are decrypted in the block."""
     before = _revealed.set(True)
     try:
         yield
@@ -65,7 +65,7 @@ def is_token(value: Any) -> bool:
 
 
 def renewed(value: Any) -> Any:
-    """The same with all tokens in it under the first key; those that are stay as they are.
+    """The value with all its tokens encrypted with the first key; tokens that already are stay as they are.
 
     Raises :class:`CannotDecrypt`.
     """

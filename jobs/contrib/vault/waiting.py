@@ -1,4 +1,4 @@
-"""Why a job waits whose encrypted arguments no worker could read."""
+"""The reason for jobs that wait because no worker could read their encrypted arguments."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""The rules of the promise: a sentence each, and the query for what breaks it. There are three kinds.
+"""The rules of the promise: a sentence for each, and the query for rows that break it. There are three kinds.
 
 :data:`SHAPES`
     are about the columns of one row. They hold in every committed state, at every moment.
 A rule without a bound
-    compares rows. It holds at every moment, too. What it counts as waiting waits for a person, and breaks nothing.
+    compares rows. It holds at every moment, too. Rows that it counts as waiting wait for a person, and are no error.
 A rule with a bound
-    is about what a worker has to put right. Rows that wait for that are *recovering*, and *violations* only when
-    they have waited for longer than the bound while a worker was there to do it.
+is about rows that a worker has to put right. While they wait for that they are *recovering*. They are *violations*
+only when they have waited for longer than the bound while there was a worker to do it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from jobs.models import AWAITING, LIVE, UNSUCCESSFUL, Cancellation, Job, Marker,
 from jobs.operations.selection import newest
 from jobs.store import databases
 
-HISTORY = 20_000  #: How many ended jobs are read, the last ones, unless all are asked for: it takes 100 ms.
+HISTORY = 20_000  #: How many of the last ended jobs are read, unless all are asked for: it takes 100 ms.
 SLACK = 10.0  #: Seconds that a busy machine may take on top of any bound.
 
 _LIVE, _FAILED = Q(state__in=LIVE), Q(state__in=UNSUCCESSFUL)
@@ -42,8 +42,8 @@ _RUNNING, _SUCCEEDED = Q(state=State.RUNNING), Q(state=State.SUCCEEDED)
 _UNCLAIMED = Q(lease__lt=1) | Q(token=None) | Q(node_id=None) | Q(started_at=None)
 _NEGATIVE = Q(retries__lt=0) | Q(crashes__lt=0) | Q(node_losses__lt=0) | Q(snoozes__lt=0)
 
-#: A sentence, lazily translated, and the condition of the rows that break it. Most of them are CHECK constraints, too,
-#: which may have been dropped.
+#: A sentence, lazily translated, and the condition of rows that break it. Most of them are also CHECK constraints, but
+#: these may have been dropped.
 SHAPES: dict[str, tuple[Any, Q]] = {
     "state-known": (_("a job is in one of the six states"), ~Q(state__in=State.values)),
     "live-not-finished": (_("a job that has not ended has no time of its end"), _LIVE & Q(finished_at__isnull=False)),
@@ -57,7 +57,7 @@ SHAPES: dict[str, tuple[Any, Q]] = {
     "running-claimed": (_("a running job has a lease, a token, a node and a start"), _RUNNING & _UNCLAIMED),
     "counts-add-up": (
         _("no count is negative, and each crash, loss and snooze had a claim of its own"),
-        # Retries do not count here: a job that was made of another program's message brings its own number.
+        # Retries do not count here: a job made from another program's message brings its own number of retries.
         _NEGATIVE | Q(lease__lt=F("crashes") + F("node_losses") + F("snoozes")),
     ),
     "losses-explained": (
@@ -68,41 +68,41 @@ SHAPES: dict[str, tuple[Any, Q]] = {
 
 
 class View:
-    """What all rules look at together: which workers are there."""
+    """The state that all rules share: which workers there are."""
 
     def __init__(self, everything: bool = False) -> None:
         self.everything = everything
-        self.workers = workers()  #: Those that are not declared dead.
-        self.working = [worker for worker in self.workers if worker.is_alive]  #: Those that beat.
+        self.workers = workers()  #: Workers that are not declared dead.
+        self.working = [worker for worker in self.workers if worker.is_alive]  #: Workers that beat.
         #: For how many seconds there has been a worker.
         self.worked_for = max((worker.age.total_seconds() for worker in self.working), default=0.0)
 
     @cached_property
     def served(self) -> set[str]:
-        """The queues that a worker consumes which has a free process."""
+        """The queues that a worker with a free process consumes."""
         running = running_by_node()
         free = [each for each in self.working if each.takes_jobs and running[each.pk] < (each.concurrency or 0)]
         return {queue for worker in free for queue in worker.queues}
 
     def silent(self, seconds: float) -> list[uuid.UUID]:
-        """The nodes that are not declared dead, and have been silent for so long; a moment is no silence."""
+        """The nodes that are not declared dead, and have been silent for this long; a short moment does not count."""
         seconds = max(seconds, conf().DEAD_AFTER / 2)
         return [worker.pk for worker in self.workers if min(worker.silence, worker.age.total_seconds()) > seconds]
 
 
-#: What a search found: querysets without a common row, in the order in which maintenance comes to them; where the rule
-#: is not about rows, lists of keys (each in a tuple).
+#: The result of a search: querysets without common rows, in the order in which maintenance handles them; or, if the
+#: rule is not about rows, lists of keys (each in a tuple).
 Rows = list[Any]
 
 
 @dataclass(slots=True)
 class Rule:
-    """What holds between rows. It decorates the search for those that break it, and so becomes one of :data:`RULES`."""
+    """A rule about rows. It decorates the search for rows that break it, and so becomes one of :data:`RULES`."""
 
     id: str
     says: Any  #: A sentence, lazily translated.
-    within: str = ""  #: What puts such a row right (see :meth:`bound`); empty: it is broken at once.
-    #: The search for all that wait, if it is another one than ``broken`` without a bound.
+    within: str = ""  #: What puts such a row right (see :meth:`bound`); empty: the rule is broken at once.
+    #: The search for all waiting rows, if it differs from ``broken`` without a bound.
     waiting: Callable[[Search], Rows] | None = None
     at_home: bool = False  #: About nodes and beats, which live in the first of the databases.
     broken: Callable[[Search], Rows] = field(init=False)
@@ -115,8 +115,8 @@ class Rule:
     def bound(self) -> float:
         """How many seconds it may take until a row is put right.
 
-        ``rescue``: from a node's death, as it was declared, until its jobs are given back. ``death``: the same from its
-        last beat. ``poll``: from the moment at which a worker should do something until it did.
+        ``rescue``: from the moment when a node is declared dead until its jobs are given back. ``death``: the same from
+        its last beat. ``poll``: from the moment at which a worker should do something until it does.
         """
         beat, round = conf().HEARTBEAT, len(conf().DATABASES) * LONGEST_TICK
         takes = {"rescue": 2 * beat, "death": conf().DEAD_AFTER + 3 * beat, "poll": conf().POLL_INTERVAL + 3 * round}
@@ -124,18 +124,18 @@ class Rule:
 
 
 def _iso(seconds: float) -> str:
-    """The moment so many seconds ago, as errors have it."""
+    """The moment this many seconds ago, in the form that errors use."""
     return (timezone.now() - timedelta(seconds=seconds)).astimezone(UTC).isoformat()
 
 
-RULES: list[Rule] = []  #: In the order of the report.
+RULES: list[Rule] = []  #: The rules, in the order of the report.
 
-#: Of extensions: those of the ready jobs of a queue that certainly are not held back.
+#: Functions of extensions: which of the ready jobs of a queue are certainly not held back.
 NOT_HELD: list[Callable[[str, QuerySet[Job]], QuerySet[Job]]] = []
 
 
 class Search:
-    """Searches one database for rows that break a rule; under a bound for those that waited for so many seconds."""
+    """Searches one database for rows that break a rule; under a bound, for rows that waited for this many seconds."""
 
     def __init__(self, view: View, using: str, seconds: float) -> None:
         self.view, self.using, self.seconds, self.since = view, using, seconds, now_plus(-seconds)
@@ -144,18 +144,18 @@ class Search:
 
     @property
     def markers(self) -> QuerySet[Marker]:
-        """The newest ones, or all."""
+        """The newest markers, or all of them."""
         rows = Marker.objects.using(self.using)
         return rows if self.view.everything else newest(rows)
 
     def ready(self, seconds: float) -> dict[Head, QuerySet[Job]]:
-        """The ready jobs of queues that are not paused, stretch by stretch of the index that claims use."""
+        """The ready jobs of queues that are not paused, by stretches of the index that claims use."""
         names = paused()
         ready = in_line(self.using).filter(Q(expires_at=None) | Q(expires_at__gt=Now()), run_at__lte=now_plus(-seconds))
         found = [head for head in heads(self.using) if head.seconds > seconds and head.queue not in names]
         return {head: ready.filter(queue=head.queue, rank=head.rank) for head in found}
 
-    # Running jobs, and the nodes that run them. (Hard limits are not judged: only prefork has them.)
+    # Running jobs, and the nodes that run them. (Hard limits are not checked: only prefork has them.)
 
     @Rule("running-on-a-node", _("the node of a running job has a row"), "death")
     def of_no_node(self) -> Rows:
@@ -194,7 +194,7 @@ class Search:
         known = Node.objects.using(databases.home()).filter(pk__in=keys)
         return [alive.filter(pk__in=keys.difference(known.values_list("pk", flat=True)))]
 
-    # Jobs that wait: they become ready when they are due, and a worker that is free takes them
+    # Waiting jobs: they become ready when they are due, and a free worker takes them
 
     @Rule("due-ready", _("a scheduled job that is due becomes ready"), "poll")
     def overdue(self) -> Rows:
@@ -207,7 +207,7 @@ class Search:
         waiting=lambda search: [search.jobs.filter(AWAITING, run_at=PARKED)],
     )
     def known(self) -> Rows:
-        """A worker begins to look when it starts. ``error`` says when the job was put aside."""
+        """A worker looks from its start on. ``error`` says when the job was put aside."""
         parked = self.jobs.filter(AWAITING, run_at=PARKED, error__at__lte=_iso(self.seconds))
         known = Q(pk__in=())
         for worker in self.view.working if parked.exists() else ():
@@ -224,7 +224,7 @@ class Search:
     def not_taken(self) -> Rows:
         found = [(head, rows) for head, rows in self.ready(self.seconds).items() if head.queue in self.view.served]
         for free in NOT_HELD:
-            # A limit may hold back the others, and nothing is wrong.
+            # A limit may hold back the remaining jobs, which is not an error.
             found = [(head, free(head.queue, rows)) for head, rows in found]
         return [rows for _, rows in found]
 
@@ -242,7 +242,7 @@ class Search:
 
     @Rule("one-marker-per-key", _("an idempotency key has one marker, so that its effects are committed once"))
     def twice(self) -> Rows:
-        # Without its index there may be an older one: that the index is gone is another finding.
+        # Without the unique index there may be older duplicates: another rule finds that the index is missing.
         found = self.markers.values("key", "kind").annotate(count=Count("*")).filter(count__gt=1)
         return [list(found.order_by().values_list("key")[:MOST])]
 

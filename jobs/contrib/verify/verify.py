@@ -1,6 +1,6 @@
-"""The promise as queries over live data: what breaks it, and what is about to be put right.
+"""The promise as queries over live data: which rows break it, and which are about to be put right.
 
-Of each live state the first jobs are read, by its index, of history the last ones, and of markers the newest; or all.
+It reads the first jobs of each live state, by its index, the last jobs of history, and the newest markers; or all.
 """
 
 import time
@@ -24,17 +24,17 @@ from jobs.models import LIVE, Job, State
 from jobs.operations.selection import newest
 from jobs.store import databases
 
-# Their rules register themselves.
+# Import the extensions' rules, which register themselves.
 tuple(extensions.modules("rules"))
 
-WINDOW = 86400.0  #: History is read as far back as so many seconds, unless all of it is asked for.
+WINDOW = 86400.0  #: How many seconds back history is read, unless all of it is asked for.
 PART = 100_000  #: How many jobs one statement reads if all are asked for.
 EXAMPLES = 5  #: How many rows a finding names.
-STEP = 1.0  #: Seconds between two looks at rows that are watched.
+STEP = 1.0  #: Seconds between two looks at watched rows.
 
 
 class Unverifiable(Exception):
-    """A database does not answer: nothing is known of the promise."""
+    """A database does not answer, so the promise cannot be checked."""
 
 
 @dataclass(slots=True)
@@ -65,13 +65,13 @@ def verify(*, everything: bool = False, patient: bool = True, tell: Callable[[st
     """Hold the rules against all job databases. Changes nothing.
 
     Parameters:
-        everything: read all live jobs and all history, and not only the first of them.
-        patient: watch rows that should have recovered by now, for as long as recovery may take, before they are called
-            violations. Without it the times in the rows decide at once: right after an outage they are wrong.
+        everything: read all live jobs and all history, and not only a part.
+        patient: watch rows that should have recovered by now, for as long as recovery may take, before they count as
+        violations. Without it the times in the rows decide at once, which is wrong right after an outage.
         tell: is called with a sentence before a watch begins.
 
     Raises:
-        Unverifiable: a database does not answer, or has not all tables.
+        Unverifiable: a database does not answer, or lacks a table.
     """
     sentences = {id: says for id, (says, _) in SHAPES.items()} | {rule.id: rule.says for rule in RULES}
     findings = {id: Finding(id, str(says)) for id, says in sentences.items()}
@@ -123,7 +123,7 @@ def _hold_shapes(alias: str, findings: dict[str, Finding], everything: bool) -> 
         passes: Iterable[Any] = chain(((jobs, None) for jobs in live), ((jobs, None) for jobs in _parts(rows)))
     else:
         last = rows.exclude(state__in=LIVE).filter(finished_at__gte=now_plus(-WINDOW)).order_by("-finished_at")
-        # What has ended without a time is not in that index.
+        # Ended jobs without the time of their end are not in that index.
         endless = newest(rows).exclude(state__in=LIVE).filter(finished_at=None)
         passes = [*((jobs, MOST) for jobs in live), (last, HISTORY), (endless, MOST)]
     for jobs, most in passes:
@@ -135,7 +135,7 @@ def _hold_shapes(alias: str, findings: dict[str, Finding], everything: bool) -> 
 
 
 def _parts(rows: QuerySet[Job]) -> Iterator[QuerySet[Job]]:
-    """All that ended, part by part: one statement for millions would hold up the server's vacuum."""
+    """All ended jobs, part by part: one statement for millions of rows would hold up the server's vacuum."""
     ends: list[Any] = []
     while True:
         part = rows.filter(pk__gt=ends[0]) if ends else rows
@@ -146,20 +146,20 @@ def _parts(rows: QuerySet[Job]) -> Iterator[QuerySet[Job]]:
 
 
 class Suspicion:
-    """The rows of one database that break a rule, by the times that are written in them.
+    """The rows of one database that break a rule, judged by the times in them.
 
-    Right after an outage all times are old, and nothing is broken. So, under a bound, rows are violations only if they
-    stay as they are while a worker could put them right.
+    Right after an outage all times are old, although nothing is broken. So, under a bound, rows are violations only if
+    they do not change while a worker could put them right.
     """
 
     def __init__(self, rule: Rule, alias: str, view: View) -> None:
         self.rule, self.alias, self.bound = rule, alias, rule.bound()
         broken = self._broken(view)
-        self.rows = _first(broken, conf().BATCH)  #: The first of them: one round of maintenance.
+        self.rows = _first(broken, conf().BATCH)  #: The first rows: as many as one round of maintenance handles.
         self.count = _count(broken) if len(self.rows) == conf().BATCH else len(self.rows)
 
     def look(self, view: View) -> None:
-        """Forget the rows that something was done about."""
+        """Forget the rows that have changed."""
         now = _first([part.filter(pk__in=list(self.rows)) for part in self._broken(view)], len(self.rows))
         self.rows = {key: version for key, version in self.rows.items() if now.get(key) == version}
 
@@ -167,20 +167,20 @@ class Suspicion:
     def violations(self) -> int:
         if self.count <= conf().BATCH:
             return len(self.rows)
-        # One round of maintenance does not reach them all. If the first ones move on, nothing is broken.
+        # One round of maintenance does not reach all rows. If the first ones change, nothing is broken.
         return self.count if len(self.rows) == conf().BATCH else 0
 
     def conclude(self, view: View, finding: Finding) -> None:
-        """Tell what breaks the rule, and what waits to be put right."""
+        """Add to the finding the rows that break the rule, and those that wait to be put right."""
         look = self.rule.waiting or (self.rule.broken if self.bound else None)
         waiting = [] if look is None else look(Search(view, self.alias, 0.0))
         finding.recovering += max(0, _count(waiting) - self.violations)
-        # Without a bound they wait for a person, who needs their keys.
+        # Without a bound the rows wait for a person, who needs their keys.
         examples = _first(waiting, EXAMPLES) if not self.bound else {}
         finding.add(self.alias, self.violations, (self.rows if self.violations else {}) | examples)
 
     def _broken(self, view: View) -> Rows:
-        """The rows that break the rule. Under a bound none, if no worker could have put them right."""
+        """The rows that break the rule; under a bound, none if no worker could have put them right."""
         if self.bound and view.worked_for < self.bound:
             return []
         broken = self.rule.broken(Search(view, self.alias, self.bound))
@@ -188,7 +188,7 @@ class Suspicion:
 
 
 def _first(rows: Rows, limit: int) -> dict[Hashable, list[Any]]:
-    """The first rows: their keys, and what changes about a job when it is put right."""
+    """The first rows: their keys, and the columns of a job that change when it is put right."""
     found: dict[Hashable, list[Any]] = {}
     for part in rows:
         if isinstance(part, QuerySet):

@@ -1,4 +1,4 @@
-"""The part of the reasons in the core: they stand on a job's page."""
+"""The part of the reasons in the core: they are shown on a job's page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reasons of a job that ended, and what keeps it from running again."""
+"""The reasons of an ended job, and what keeps it from running again."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -71,7 +71,7 @@ def failed(view: View) -> Iterator[Reason]:
 
 
 def taken_key(view: View) -> Iterator[Reason]:
-    """It comes first: it decides whether the job can run again."""
+    """The unique key is taken. This comes first: it decides whether the job can run again."""
     if (holder := unique.holder_of(view.job)) is not None:
         says = gettext("It cannot run again now: its unique key %(key)s is taken by the job %(holder)s (%(state)s).")
         cure = gettext("That one does the same work. If this one should run as well, retry it when that has ended.")

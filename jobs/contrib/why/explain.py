@@ -1,6 +1,6 @@
-"""Why a job is where it is: puts the reasons in the order in which they count. It reads, and changes nothing.
+"""Why a job is where it is: puts the reasons in the order in which they count. It only reads.
 
-The reasons stand beside this file, by the state of the job: ``waiting.py``, ``running.py``, ``ended.py``.
+The reasons are in the files beside this one, by the job's state: ``waiting.py``, ``running.py``, ``ended.py``.
 """
 
 import uuid
@@ -16,7 +16,7 @@ from jobs.models import State
 
 
 def explain(key: uuid.UUID) -> tuple[View | None, list[Reason]]:
-    """The job, if there is one of that id, and the reasons; never without a reason."""
+    """The job, if there is one with this id, and the reasons: at least one."""
     if (view := look_up(key)) is not None:
         return view, of(view)
     found: Any = other(key, "reasons")
@@ -36,7 +36,7 @@ def explain(key: uuid.UUID) -> tuple[View | None, list[Reason]]:
 def of(view: View) -> list[Reason]:
     """The reasons of a job: those of its state, with those of extensions among them.
 
-    A cause (``Reason.is_cause``) stands before the last reason of the state, which says how things are; others behind.
+    A cause (``Reason.is_cause``) comes before the state's last reason, which describes the situation; others after it.
     """
     once: dict[str, Reason] = {}
     *looks, last = LOOKS.get(view.job.state, FAILED)
@@ -49,7 +49,7 @@ def of(view: View) -> list[Reason]:
     return [reason if view.seen.is_whole else reason.veiled(view.seen) for reason in once.values()]
 
 
-#: The looks for reasons by the job's state, in their order; those of failed jobs also for a state that does not exist.
+#: The functions that look for reasons, by the job's state, in order; an unknown state uses those of failed jobs.
 LOOKS: dict[str, Any] = {
     State.SCHEDULED: waiting.LOOKS,
     State.READY: waiting.LOOKS,

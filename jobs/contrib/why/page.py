@@ -1,4 +1,4 @@
-"""The reasons on a job's page: a button's name, or a link, stands in place of each command."""
+"""The reasons on a job's page: each command is replaced by the name of a button, or by a link."""
 
 import re
 
@@ -25,7 +25,7 @@ def reasons(request: HttpRequest, view: View) -> str:
 
 
 def _in_words(cure: str) -> str:
-    """A cure with the name of a button, or a link, in place of a command."""
+    """A cure in which the name of a button, or a link, replaces a command."""
 
     def word(found: re.Match[str]) -> str:
         verb, of = found.groups()

@@ -49,7 +49,7 @@ def own_time(view: View) -> Iterator[Reason]:
     code, says = "scheduled", gettext("It is scheduled, and runs in %(until)s.")
     cure = gettext("Without waiting: manage.py jobs run %(id)s")
     kind, since = (error or {}).get("type"), job.started_at.isoformat() if job.started_at else ""
-    # The error of an earlier run is not why it waits. A worker that does not know the task says so without a run.
+    # The error of an earlier run is not why it waits. A worker that does not know the task writes one without a run.
     if error and (error["attempt"] == job.lease or (kind == UNKNOWN and str(error["at"]) > since)):
         evidence |= {"error": kind, "message": error["message"], "at": error["at"]}
         evidence |= {name: getattr(job, name) for name in COUNTS}
@@ -122,7 +122,7 @@ def unknown_task(view: View) -> Iterator[Reason]:
     if not workers or any(task in worker.tasks for worker in workers):
         return
     if view.job.django_task is not None and (view.error or {}).get("type") != UNKNOWN:
-        # A worker imports such a task when it claims it.
+        # A worker imports a Django task when it claims its job.
         return
     says = ngettext(
         "The worker that consumes its queue does not know the task %(task)s.",
@@ -140,7 +140,7 @@ def unknown_task(view: View) -> Iterator[Reason]:
 
 
 def locked(view: View) -> Iterator[Reason]:
-    """Another job or process holds the lock of its task."""
+    """Another job or process holds the lock that the job needs."""
     key, held = view.lock or ("", None)
     if held is None or held.job == view.job.pk:
         return
@@ -153,7 +153,7 @@ def locked(view: View) -> Iterator[Reason]:
 
 
 def held_up(view: View, code: str, says: str, question: str, value: Any, **evidence: Any) -> Iterator[Reason]:
-    """The reason that another session's transaction is, if the ``question`` finds one. Only PostgreSQL tells."""
+    """A reason if the ``question`` finds another session whose transaction is the cause. Only PostgreSQL can tell."""
     for pid, application, state, seconds in store.of(view.using).sessions(question, value)[:1]:
         evidence |= {"pid": pid, "application": application, "state": state, "seconds": seconds}
         cure = gettext("SELECT * FROM pg_stat_activity WHERE pid = %s shows what that does.") % pid
@@ -161,7 +161,7 @@ def held_up(view: View, code: str, says: str, question: str, value: Any, **evide
 
 
 def due(view: View) -> Iterator[Reason]:
-    """Its time has come, and no worker runs it yet."""
+    """The job is due, and no worker runs it yet."""
     if not view.is_due:
         return
     yield from locked(view)
@@ -171,14 +171,14 @@ def due(view: View) -> Iterator[Reason]:
     )
     yield from held_up(view, "row_locked", says, "locks", view.job.pk)
     if view.pause is None and view.consumers:
-        # A pause, or a missing worker, matters more, and was said already.
+        # A pause, or a missing worker, matters more, and was reported already.
         yield from _write_lock(view)
         found = [reason for waits in extensions.through("waits") for reason in waits(view)]
         yield from found or _in_line(view)
 
 
 def _write_lock(view: View) -> Iterator[Reason]:
-    """On SQLite no worker claims while a body is in its transaction, however many processes are idle."""
+    """On SQLite no worker can claim while a body is in its transaction, even if processes are idle."""
     if not store.of(view.using).has_one_writer:
         return
     alive = [worker for worker in view.workers if worker.is_alive]
@@ -249,7 +249,7 @@ def _in_line(view: View) -> Iterator[Reason]:
 
 
 def misfit(view: View) -> Iterator[Reason]:
-    """The arguments do not fit the task as it is now."""
+    """The arguments do not fit the present signature of the task."""
     job, task = view.job, view.task
     if not getattr(task, "is_transactional", False):
         return
@@ -265,5 +265,5 @@ def misfit(view: View) -> Iterator[Reason]:
         yield Reason("old_signature", says, cure % job.pk, {"task": job.task, "error": exc}, **evidence)
 
 
-#: First what keeps it now, then what would keep it after that.
+#: First the looks for what keeps the job now, then for what would keep it after that.
 LOOKS = (expired, not_adopted, own_time, paused, no_worker, unknown_task, due, misfit)

@@ -1,1 +1,1 @@
-"""The subcommands of ``manage.py jobs``, by what people want: look, change, keep going."""
+"""The subcommands of ``manage.py jobs``, grouped by purpose: look at jobs, change them, maintain."""

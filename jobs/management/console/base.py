@@ -1,4 +1,4 @@
-"""``manage.py jobs`` without its subcommands: how they are declared, found, run, and where they write."""
+"""The base of ``manage.py jobs``: how subcommands are declared, found and run, and how they write output."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ LIMIT = option("--limit", "how many at the most (default: %(default)s)", type=in
 AS_JSON = option("--json", "print JSON, and nothing else, to stdout", action="store_true", dest="as_json")
 
 
-#: What people want of a subcommand: the help is in this order.
+#: What people want to do with a subcommand: the help has this order.
 LOOK, MEND, STEER, PROVE, KEEP = WISHES = (
     "See what there is, and why", "Put jobs right", "Steer queues and workers", "Try and prove", "Set up and keep",
 )  # fmt: skip
@@ -55,7 +55,7 @@ class Subcommand(NamedTuple):
     #: Its help: a summary in the first line, and examples at the end.
     text: str
     options: Sequence[Option]
-    #: Takes the command, to write by it, and the options. Raises ``CommandError`` if something was not done: its text
+    #: Takes the command, for output, and the options. Raises ``CommandError`` if something was not done: its text
     #: goes to stderr, and its ``returncode`` is the exit status.
     run: Callable[[JobsCommand, Namespace], None]
     #: Whether it runs only if the system checks find no error.
@@ -104,7 +104,7 @@ class JobsCommand(BaseCommand):
                 given = dict(settings)
                 flags = [flag, given.pop("also")] if "also" in given else [flag]
                 sub.add_argument(*flags, **given)
-            # People write Django's own options behind the subcommand as well.
+            # People also write Django's own options behind the subcommand.
             for flag in ("--settings", "--pythonpath"):
                 sub.add_argument(flag, default=SUPPRESS, help=SUPPRESS)
             for flag in ("--traceback", "--no-color", "--force-color"):
@@ -115,7 +115,7 @@ class JobsCommand(BaseCommand):
 
     def execute(self, *args: Any, **options: Any) -> Any:
         if self.subcommands[options["subcommand"]].wish == LOOK:
-            # To import all tasks and the broker's client takes longer than most looks.
+            # Importing all tasks and the broker's client takes longer than most of these subcommands.
             self.requires_system_checks = [OF_DJANGO]
         return super().execute(*args, **options)
 
@@ -123,7 +123,7 @@ class JobsCommand(BaseCommand):
         try:
             super().check(*args, **kwargs)
         except SystemCheckError as exc:
-            # 1 would be the answer of a subcommand (verify: the promise is broken), and none has run.
+            # 1 would be a subcommand's answer (verify: the promise is broken), but no subcommand has run.
             exc.returncode = 2
             raise
 
@@ -134,7 +134,7 @@ class JobsCommand(BaseCommand):
             try:
                 self.subcommands[options["subcommand"]].run(self, Namespace(**options))
             except BrokenPipeError:
-                # Such as head, which has read enough. Python would complain of what is not written yet.
+                # The reader, such as head, has read enough. Python would complain that the rest cannot be written.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 sys.exit(128 + signal.SIGPIPE)
             except CommandError as exc:
@@ -146,10 +146,10 @@ class JobsCommand(BaseCommand):
                 raise CommandError(says) from exc
 
     def say(self, line: str, keep: str = "") -> None:
-        """Write a line for people: nothing with ``--json``. What names and errors have for a terminal is escaped.
+        """Write a line for people: nothing with ``--json``. Control characters in names and errors are escaped.
 
         Parameters:
-            keep: ``"\\n"`` where it is a text of several lines.
+            keep: ``"\\n"`` if the text has several lines.
         """
         if not self.as_json:
             ours = {style("\0").partition("\0")[0] for style in vars(self.style).values()} | {"\x1b[0m"}
@@ -163,7 +163,7 @@ class JobsCommand(BaseCommand):
 
     @property
     def width(self) -> int:
-        """How many characters a line may have; none of a pipe is too long."""
+        """How many characters a line may have; in a pipe any number."""
         return shutil.get_terminal_size().columns if self.stdout.isatty() else sys.maxsize
 
     @property
@@ -171,8 +171,8 @@ class JobsCommand(BaseCommand):
         return shutil.get_terminal_size().lines
 
     def drawn(self, head: Sequence[str], rows: Sequence[Sequence[Any]], fits: bool = False) -> str:
-        """Rows as a table. ``fits``: what is too wide for the terminal is cut; else it goes on in the next line."""
-        # An extension's only on a terminal, and not with --no-color.
+        """Rows as a table. ``fits``: cut what is too wide for the terminal; else it continues in the next line."""
+        # An extension draws the table only on a terminal, and not with --no-color.
         is_coloured = self.stdout.isatty() and self.style.SUCCESS("x") != "x"
         every = fit([head, *rows], self.width) if fits else [head, *rows]
         return (extensions.instead(table) if is_coloured else table)(every)
@@ -181,7 +181,7 @@ class JobsCommand(BaseCommand):
         self, head: Sequence[str], rows: Sequence[Sequence[Any]], nothing: str = "", fits: bool = False
     ) -> None:
         """Write rows as a table for people, or ``nothing`` if there are none."""
-        # Its cells are escaped, and its colours are its own.
+        # The table has escaped its cells already, and has its own colours.
         if not self.as_json:
             self.stdout.write(self.drawn(head, rows, fits) if rows else nothing)
             self.stdout.flush()
@@ -197,7 +197,7 @@ class JobsCommand(BaseCommand):
 
 @contextmanager
 def reported(*kinds: type[Exception], says: str = "{}", code: int = 1) -> Iterator[None]:
-    """Let the command fail with the text of such an exception (default: ``ValueError``), without a traceback."""
+    """Make the command fail with the text of such an exception (default: ``ValueError``), without a traceback."""
     kinds = kinds or (ValueError,)
     try:
         yield
@@ -206,7 +206,7 @@ def reported(*kinds: type[Exception], says: str = "{}", code: int = 1) -> Iterat
 
 
 def project_app() -> Any:
-    """The project's Celery app with its tasks: Celery's fallback app knows neither tasks nor limits."""
+    """The project's Celery app with its tasks. (Celery's fallback app has no tasks and no limits.)"""
     app = celery_app()
     if app is None:
         raise CommandError(
@@ -218,7 +218,7 @@ def project_app() -> Any:
 
 
 def me() -> str:
-    """The user of the system, for the history of jobs; empty if the system does not know."""
+    """The name of the system's user, for the history of jobs; empty if the system does not know it."""
     try:
         return getpass.getuser()
     except (KeyError, OSError, ImportError):

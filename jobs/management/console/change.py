@@ -1,4 +1,4 @@
-"""``manage.py jobs retry|run|cancel|kill``, and what else is done to jobs."""
+"""``manage.py jobs retry|run|cancel|kill``, and other operations on jobs."""
 
 import time
 import uuid
@@ -25,12 +25,12 @@ WHICH = (
     *(option(f"--{name}", field.help) for name, field in FIELDS.items()),
 )
 
-#: How many refusals are named one by one; and the seconds between two lines about the progress.
+#: How many refusals are listed one by one; and the seconds between two lines about the progress.
 NAMED, PROGRESS = 20, 2.0
 
 
 def which(args: Namespace, meant: tuple[str, ...] = ()) -> Selection:
-    """The jobs that the options of :data:`WHICH` name; in the states that are ``meant`` if no state is named."""
+    """The jobs that the options of :data:`WHICH` name; if no state is named, only jobs in the states ``meant``."""
     given = {name: value for name in FIELDS if (value := getattr(args, name)) is not None}
     for name, value in given.items():
         if not value.strip():
@@ -51,7 +51,7 @@ def key_of(text: str) -> uuid.UUID:
 
 
 def _change(operation: Operation, out: JobsCommand, args: Namespace) -> None:
-    """Do the operation to each of the jobs that are named by id, or that fit the options."""
+    """Do the operation to each job that is named by id, or that fits the options."""
     with reported(says="--to: {}"):
         operation = operation.told(getattr(args, "to", ""), me(), args.why)
     if bool(args.ids) == any(getattr(args, name) is not None for name in ("state", *FIELDS)):
@@ -119,7 +119,7 @@ OF_JOBS = [_subcommand(each) for each in OPERATIONS.values()]
 
 
 def warn_of_unknown(out: JobsCommand, names: Iterable[str]) -> None:
-    """A warning and no error: the first job of a queue, and its worker, may come later."""
+    """Warn of unknown queues. It is no error: the first job of a queue, and its worker, may come later."""
     app = loaded_app()
     known = {*counts.paused(), *conf().QUEUES, *(queue for worker in counts.workers() for queue in worker.queues)}
     for live in (counts.in_line(), *(Job.objects.filter(state=state) for state in (State.SCHEDULED, State.RUNNING))):
@@ -128,7 +128,7 @@ def warn_of_unknown(out: JobsCommand, names: Iterable[str]) -> None:
     if app is not None:
         known |= {*app.amqp.queues, *filter(None, (getattr(each, "queue", None) for each in app.tasks.values()))}
     for name in names:
-        # Behind many others its own may wait. No queue has a name with a NUL, which the caller refuses.
+        # The queue's jobs may wait behind more than were read. No queue's name has a NUL: the caller refuses that.
         own = counts.in_line().filter(queue=name) if "\0" not in name else Job.objects.none()
         if name not in known and not any(rows.exists() for rows in databases.each(own)):
             text = f"No worker, no job, no task and no setting knows a queue {name!r}{did_you_mean(name, known)}"

@@ -20,7 +20,7 @@ from jobs.models import ENDED, Action, Job, Node
 from jobs.operations.selection import DIGITS
 from jobs.store import databases
 
-WIDE = 140  #: Characters of a line in which a list has whole ids and names.
+WIDE = 140  #: From this many characters a line on, a list has whole ids and names.
 
 
 @subcommand(*WHICH, LIMIT, wish=LOOK)
@@ -45,7 +45,7 @@ def list_(out: JobsCommand, args: Namespace) -> None:
         rows.append([str(job.pk), job.state, job.task, job.queue, local(job.created_at), str(job.lease), error])
     head = ["id", "state", "task", "queue", "created", "attempts", "error"]
     if out.width < WIDE:
-        # By the last digits a job is known as well.
+        # The last digits identify a job as well.
         head = ["id", "state", "task", "created", "tries", "error"]
         today = local(timezone.now())[:10]
         rows = [
@@ -99,7 +99,7 @@ def show(out: JobsCommand, args: Namespace) -> None:
     for action in Action.objects.using(using).filter(job=job.pk).order_by("pk"):
         out.say(f"{local(action.at)} {action.what} by {action.by or '?'} {action.why}".rstrip())
     entries = [entry if isinstance(entry, dict) else {"message": entry} for entry in errors]
-    # Most attempts fail in the same way: that is said once.
+    # Most attempts fail in the same way: equal errors are written once.
     for _, same in groupby(entries, lambda entry: [entry.get(name) for name in ("type", "message", "traceback")]):
         alike = [*same]
         entry, last = alike[0], alike[-1]

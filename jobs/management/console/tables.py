@@ -15,7 +15,7 @@ def table(rows: Sequence[Sequence[Any]]) -> str:
 
 
 def fit(rows: Sequence[Sequence[Any]], width: int) -> list[list[str]]:
-    """The rows, cut so that a line has ``width`` characters: the last column first, to 20, then the widest, to 8."""
+    """The rows, cut so that a line has ``width`` characters: first the last column, to 20, then the widest, to 8."""
     texts = [[visible(str(cell)) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     over = sum(widths) + 2 * (len(widths) - 1) - width

@@ -19,10 +19,10 @@ from jobs.inspection.counts import at_least
 from jobs.inspection.times import duration
 from jobs.models import LIVE, State
 
-#: A line: its label, its value in each bar, and what says one.
+#: A line: its label, its value in each bar, and a function that writes a value as text.
 Line = tuple[str, Sequence[float | None], Callable[[float | None], str]]
 
-#: Of how long jobs ran and waited: the title, and the lines: which part, and its label.
+#: The drawings of how long jobs ran and waited: the title, and for each line the percentile and its label.
 TIMES = {
     "ran": (_("How long they ran"), ((0.5, _("ran, median")), (0.95, _("ran, 95 %")))),
     "waited": (_("How long they waited"), ((0.5, _("waited, median")), (0.95, _("waited, 95 %")))),
@@ -78,7 +78,7 @@ def _number(value: float | None) -> str:
 
 
 def _now(queue: str) -> list[tuple[str, Any, Any, str]]:
-    """What is in a queue now, and who takes it: the tiles of its page."""
+    """What is in a queue now, and which workers consume it: the tiles of its page."""
     found = Live().queues.get(queue, IDLE)
     jobs = {str(state): html.url_of("job_changelist", state__exact=state, queue=queue) for state in LIVE}
     workers = sum(node.takes_jobs and queue in node.queues for node in counts.workers())
@@ -96,7 +96,7 @@ def _place(course: Course, at: Any) -> float:
 
 
 def _drawing(title: str, lines: list[Line], course: Course) -> dict[str, Any]:
-    """Lines on one scale, in percent of its width and of its highest value; nothing is drawn where nothing ended."""
+    """Lines on one scale, in percent of its width and of its highest value; bars without ended jobs have no point."""
     top = max((value for _, values, _ in lines for value in values if value is not None), default=0.0)
     drawn = []
     for label, values, says in lines:
@@ -114,7 +114,7 @@ def _drawing(title: str, lines: list[Line], course: Course) -> dict[str, Any]:
 
 
 def _table(course: Course, lines: list[Line]) -> list[tuple[str, int, list[tuple[str, str]]]]:
-    """The same as numbers, the newest first: for who reads no drawing."""
+    """The same as numbers, the newest first: for readers who cannot use a drawing."""
     counts = [sum(each) for each in zip(*course.chart().series.values(), strict=True)] or [0] * len(course.begins)
     rows = [
         (html.time(at), count, [(label, says(values[n])) for label, values, says in lines])

@@ -30,7 +30,7 @@ from jobs.models import LIVE, Job, State
 from jobs.models.values import parse_uuid
 from jobs.operations.actions import OPERATIONS
 
-#: How many problems of a kind are not folded: all kinds have to fit on the first screen.
+#: How many problems of a kind are shown unfolded: all kinds have to fit on the first screen.
 OF_A_KIND = 2
 
 BY = {"state": _("state"), "task": _("task"), "queue": _("queue")}
@@ -54,7 +54,7 @@ class OverviewAdmin(CoursePages):
         board = Dashboard(request.GET.get("span", "hour"), request.GET.get("by", "state"))
         failures, found = board.failures(), board.found
         known = kinds()
-        # Those of extensions may say what not every reader may see.
+        # Problems of extensions may contain what this reader may not see.
         hidden = {name for name, kind in known.items() if kind.permission and not may(request, kind.permission)}
         problems = [each for each in board.problems if each.kind not in hidden]
         faults = [each for each in checks.run_checks(tags=["jobs"]) if not each.is_silenced()]
@@ -110,7 +110,7 @@ class OverviewAdmin(CoursePages):
     @page("verify/", "verify", posts=False)
     def verify(self, request: HttpRequest) -> HttpResponse:
         """Show what ``manage.py jobs verify --no-watch`` finds now."""
-        # Imported late: the operator's pages do without that extension.
+        # Imported late: the operator's pages do not need that extension.
         from jobs.contrib.verify.verify import Unverifiable, verify
 
         title = gettext("The promise, verified")
@@ -118,7 +118,7 @@ class OverviewAdmin(CoursePages):
             report = verify(patient=False)
         except Unverifiable as exc:
             return self.render(request, "verify.html", title, trouble=str(exc))
-        # Some examples are no jobs, and some jobs are in another database.
+        # Some examples are not jobs, and some jobs are in another database.
         keys = {key: parse_uuid(key) for each in report.findings for key in each.examples}
         known = set(Job.objects.filter(pk__in=filter(None, keys.values())).values_list("pk", flat=True))
         findings = [(each, [(key, keys[key] in known) for key in each.examples]) for each in report.findings]
@@ -148,7 +148,7 @@ class OverviewAdmin(CoursePages):
 
 
 def _ways(request: HttpRequest, kind: Kind, about: Any) -> list[tuple[Any, str, Any, Any] | None]:
-    """The page that shows what a problem is about, and the button that mends it, where this reader may use them."""
+    """The page that shows what a problem is about, and the button that fixes it, if this reader may use them."""
 
     def drawn(link: Link) -> tuple[Any, str, Any, Any] | None:
         if link.permission and not may(request, link.permission):

@@ -40,8 +40,8 @@ SEEN = 1000  #: The filter counts the failed ones among this many of the newest 
 BUDGET = 2.0  #: Seconds of work in one request. The next request goes on from there.
 STEP = 100  #: Rows that one query reads.
 NAMED = 10  #: At most this many refusals are named.
-COUNTED = 10_000  #: Of each state so many are looked at, to count for the question those that match.
-FIRST = str(uuid.UUID(int=0))  #: Before all ids.
+COUNTED = 10_000  #: How many jobs of each state are looked at, to count the matching ones for the question.
+FIRST = str(uuid.UUID(int=0))  #: Sorts before all ids.
 
 
 #: Fields of a selection that have no index, alone or with a state.
@@ -67,7 +67,7 @@ class Narrow(admin.ListFilter):
 
     def __init__(self, request: HttpRequest, params: dict[str, Any], model: type[Job], model_admin: Any) -> None:
         super().__init__(request, params, model, model_admin)
-        # A redacted argument, or a key made of it, must not be found out by a filter either.
+        # A filter must not reveal a redacted argument, or a key made of one.
         self.names = [name for name, its in FIELDS.items() if not its.is_secret or conf().REDACT is None]
         self.asked: dict[str, str] = {name: params.pop(name)[-1] for name in self.names if name in params}
 
@@ -124,7 +124,7 @@ class LiveChangeList(JobChangeList):
     def live(self) -> Live:
         return Live()
 
-    # The order of the ids is that of time, but for those that somebody else made.
+    # Ids are in the order of time, except ids that another program made.
 
     @property
     def _is_by_time(self) -> bool:
@@ -165,7 +165,7 @@ class LiveChangeList(JobChangeList):
         return [near[0].pk, near[0].pk] if near else None
 
 
-# In place of the core's.
+# Replace the core's page.
 admin.site.unregister(Job)
 
 
@@ -179,11 +179,11 @@ class ManyJobsAdmin(JobAdmin):
         return {**super().about(request, row), "timeline": timeline.of(row)}
 
     def known_tasks(self) -> set[str]:
-        """Also those that are gone: the statistics name them."""
+        """Also tasks that no longer exist: the statistics name them."""
         return super().known_tasks() | set(Statistic.objects.values_list("task", flat=True).distinct())
 
     def get_actions(self, request: HttpRequest) -> dict[str, Any]:
-        """The operations, beside the site's own actions, which have permissions of their own."""
+        """The operations, beside the site's own actions, which have their own permissions."""
         found: dict[str, Any] = super().get_actions(request)
         for name, each in OPERATIONS.items():
             if may(request, each.permission) and IS_POPUP_VAR not in request.GET:
@@ -213,7 +213,7 @@ class ManyJobsAdmin(JobAdmin):
     @page("operate/", "job_operate")
     @apart
     def operate(self, request: HttpRequest) -> HttpResponse:
-        """Operate on many jobs: work for two seconds, then let a page go on by itself. The list comes at the end."""
+        """Operate on many jobs: work for two seconds, then show a page that goes on by itself; at the end, the list."""
         back = f"{url_of('job_changelist')}?{request.GET.urlencode()}"
         if (operation := self.asked(request)) is None:
             return HttpResponseRedirect(back)
@@ -242,7 +242,7 @@ class ManyJobsAdmin(JobAdmin):
     def matching(self, request: HttpRequest, operation: Operation) -> dict[State, QuerySet[Job]]:
         """All jobs that the list's filters and search match, by state: each state has an index of its own.
 
-        As on the command line only the operation's usual states are meant, unless the list is filtered by a state.
+        As on the command line, only the operation's usual states count, unless the list is filtered by a state.
         """
         try:
             rows = self.get_changelist_instance(request).queryset
@@ -255,11 +255,11 @@ class ManyJobsAdmin(JobAdmin):
 
 
 def _count(rows: QuerySet[Job], state: State) -> tuple[int, bool]:
-    """How many there are, and whether these are all. Of what ended, which is without end, the newest are looked at."""
-    # Not sorted, and without what the list shows of each.
+    """How many there are, and whether that is all of them. Of ended jobs only the newest are looked at."""
+    # Unsorted, and without the list's columns.
     found = rows.order_by().values("pk")
     if state in LIVE:
-        # One more than is told: exactly so many are all.
+        # One more than is reported: if there are exactly that many, these are all.
         number = found[: COUNTED + 1].count()
         return min(number, COUNTED), number <= COUNTED
     newest = Selection(states=[state]).rows(rows.db).order_by("-pk").values_list("pk", flat=True)
@@ -269,7 +269,7 @@ def _count(rows: QuerySet[Job], state: State) -> tuple[int, bool]:
 
 
 def _next(request: HttpRequest) -> str:
-    """The URL of the next step, with the list's filters. Without its page, which may be gone by then."""
+    """The URL of the next step, with the list's filters, but without its page number: that page may be gone by then."""
     query = request.GET.copy()
     query.pop(PAGE_VAR, None)
     return f"{url_of('job_operate')}?{query.urlencode()}"
@@ -281,7 +281,7 @@ class _Progress:
 
     #: The chosen jobs; None: all that match.
     keys: list[str] | None
-    #: The present group of jobs, and the last job of it that was met.
+    #: The present group of jobs, and the last job of it that was handled.
     group: int = 0
     last: str = FIRST
     done: int = 0
@@ -300,7 +300,7 @@ class _Progress:
             raise PermissionDenied from None
 
     def left(self, groups: list[QuerySet[Job]]) -> Iterator[Job]:
-        """The jobs that are left, by state and id. A job whose state changes meanwhile is met in the next group."""
+        """The remaining jobs, by state and id. A job whose state changes meanwhile comes again in the next group."""
         while self.group < len(groups):
             rows = list(groups[self.group].filter(pk__gt=self.last).order_by("pk")[:STEP])
             yield from rows
@@ -317,7 +317,7 @@ class _Progress:
             self.named.append(f"{job.pk} {outcome.says}")
 
     def end(self, operation: Operation) -> str:
-        """What to say at the end. Some of the chosen jobs may be deleted by now."""
+        """The message at the end. Some of the chosen jobs may have been deleted by now."""
         gone = len(self.keys) - self.done - self.refused if self.keys is not None else 0
         if gone > 0:
             self.refused += gone

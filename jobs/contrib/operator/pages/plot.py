@@ -1,4 +1,4 @@
-"""What a chart of ended jobs draws: bars of parts, labels of its axis, and the counts of bars that are cut."""
+"""The parts of a chart of ended jobs: bars made of pieces, labels of the axis, and the counts of bars that are cut."""
 
 import datetime
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from jobs.contrib.operator.figures import Chart
 from jobs.contrib.operator.statistics import HOUR
 from jobs.models import State
 
-NEAR = 0.09  #: Texts above the chart that are closer than this part of its width would overlap.
+NEAR = 0.09  #: Texts above the chart would overlap if they are closer than this fraction of its width.
 
 LABELS = {"hour": _("last hour"), "day": _("last day"), "week": _("last week")}
 
@@ -21,7 +21,7 @@ LABELS = {"hour": _("last hour"), "day": _("last day"), "week": _("last week")}
 def plot(chart: Chart, label: str, is_by_state: bool = True) -> dict[str, Any]:
     """The context of ``plot.html``."""
     names = {state.value: state.label for state in State} if is_by_state else {"": gettext("others")}
-    # A state has colours of its own.
+    # States have their own colours.
     series = [
         (name if is_by_state else number, names.get(name, name), counts)
         for number, (name, counts) in enumerate(chart.series.items())
@@ -37,7 +37,7 @@ def plot(chart: Chart, label: str, is_by_state: bool = True) -> dict[str, Any]:
 
 
 def _bars(chart: Chart, series: list[tuple[Any, Any, list[int]]]) -> Iterator[Any]:
-    """Of each bar: its number, its text, and its parts (look, top and height, in jobs)."""
+    """For each bar: its number, its text, and its parts (look, top and height, in jobs)."""
     for number, begin in enumerate(chart.begins):
         top, parts, says = chart.top, [], [f"{timezone.localtime(begin):%Y-%m-%d %H:%M}"]
         for look, label, counts in series:
@@ -50,7 +50,7 @@ def _bars(chart: Chart, series: list[tuple[Any, Any, list[int]]]) -> Iterator[An
 
 
 def _cuts(chart: Chart) -> list[tuple[float, str]]:
-    """The places of bars that are cut, and what they count: of several close to each other only the highest does."""
+    """The places of cut bars, and their counts: if several are close together, only the highest shows its count."""
     named: list[int] = []
     for place in sorted(chart.cut, key=lambda place: -chart.cut[place]):
         if all(abs(place - other) >= NEAR * len(chart.begins) for other in named):

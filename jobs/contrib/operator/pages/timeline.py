@@ -37,7 +37,7 @@ def of(job: Job) -> dict[str, Any]:
 
 
 def _stretches(job: Job, end: datetime.datetime) -> list[tuple[str, str, datetime.datetime, datetime.datetime]]:
-    """The job's life in stretches: all earlier attempts are one, with a mark for every failure."""
+    """The job's life in stretches: all earlier attempts form one, with a mark for every failure."""
     begun = job.started_at
     if begun is not None and job.state in ("scheduled", "ready"):
         # It ran before and waits again.

@@ -23,14 +23,14 @@ from jobs.contrib.operator.project.source import BREAKS, DIFFERS, NEEDLESS, Find
 from jobs.management.console.base import PROVE, JobsCommand, option, project_app, reported, subcommand
 from jobs.models.values import normalize
 
-#: What ``audit`` cannot see. It is said, so that it is not relied on for that.
+#: What ``audit`` cannot see. It is printed, so that no reader relies on ``audit`` for it.
 BLIND = (
     "Not seen: values that come from other functions, calls by name, code that is not in this project, what templates "
     "and signals do, and how long a body takes (a long one, or one that waits for the network, is better off with "
     "atomic=False)."
 )
 
-#: Installed apps about which docs/reference/compatibility.md says more.
+#: Installed apps that docs/reference/compatibility.md says more about.
 PACKAGES = {
     "django_celery_results": "writes a result after the commit of its job, where it may be lost: jobs.backend reads "
     "the rows, and celery_settings() sets it",
@@ -108,7 +108,7 @@ def _packages(app: Celery) -> Iterator[Finding]:
     for name, says in PACKAGES.items():
         if apps.is_installed(name):
             yield Finding(name, DIFFERS, says, "docs/reference/compatibility.md")
-    # If tasks are transactional, the checks above have said it.
+    # If tasks are transactional, the checks above have reported this.
     for message in () if getattr(app.Task, "is_transactional", False) else project.neglected():
         yield Finding(f"settings ({message.id})", BREAKS, message.msg, message.hint or "")
 
@@ -120,7 +120,7 @@ def _beat(app: Celery) -> Iterator[Finding]:
             says = f"no task {task!r} is registered: a message is sent at each tick that no worker knows"
             yield Finding(where, DIFFERS, says, "Remove the entry, or import the module of the task.")
         try:
-            # ``catch_up`` is an option of the entry; all others are of the call.
+            # ``catch_up`` is an option of the entry; all other options belong to the call.
             check_call({key: value for key, value in (entry.get("options") or {}).items() if key != "catch_up"})
             normalize(entry.get("args"), entry.get("kwargs"), conf().MAX_ARGS_BYTES)
         except (TypeError, ValueError) as exc:
@@ -152,7 +152,7 @@ def _place(task: Any) -> str:
 
 def _task(task: Any) -> Iterator[Finding]:
     where, kind, conf = _place(task), type(task), task.app.conf
-    # Of a task of ours extensions have made attributes by now.
+    # In a task of ours, extensions have turned options into attributes by now.
     declared = getattr(kind, "declared", None)
     try:
         check_declaration(
@@ -175,7 +175,7 @@ def _task(task: Any) -> Iterator[Finding]:
         cure = "Divide what you meant for each worker, or leave it: docs/howto/limits.md."
         says = f"rate_limit={task.rate_limit!r} will be a rate of all workers together, and not of each"
         yield Finding(where, DIFFERS, says, cure)
-    # Celery sets attributes from its settings, and our class has its own: only what the task itself says counts.
+    # Celery sets attributes from its settings, and our class has its own: only what the task itself declares counts.
     given = [name for name in MEANINGLESS if vars(kind).get(name) not in (None, conf.get(f"task_{name}"))]
     if given and not getattr(task, "is_transactional", False):
         cure = "Remove it: the commit of its completion acknowledges a job."

@@ -1,7 +1,7 @@
-"""What source relies on its own commits and messages for, and has in another way with jobs.
+"""Finds where source code relies on its own commits and messages, which work differently with jobs.
 
-In a body of ours ``atomic()`` is a savepoint, and commits with the job. So a claim that is committed before a mail is
-sent is none, and a status that is saved before a retry is rolled back with the attempt.
+In a body of ours ``atomic()`` is a savepoint, and commits with the job. So a claim before a mail is not yet committed
+when the mail is sent, and a status that is saved before a retry is rolled back with the attempt.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any, TypeGuard
 
-#: Statements that contain others, and where.
+#: The fields in which a statement contains other statements.
 PARTS = ("body", "orelse", "handlers", "finalbody", "cases")
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-#: Where a statement stands: the one around it, its part, and its place there; the outermost first.
+#: Where a statement stands: the statement around it, the field there, and the place in it; the outermost first.
 Path = tuple[tuple[ast.AST, str, int], ...]
 
-#: What writes rows: ``save()`` with these, and the other methods at the end of a chain like that.
+#: Calls that write rows: ``save()`` with these arguments, and these methods at the end of a chain such as ``ROWS``.
 OF_SAVE = {"update_fields", "using", "force_insert", "force_update"}
 WRITES = set("create update delete bulk_create bulk_update get_or_create update_or_create".split())
 ROWS = re.compile(r"\.(objects|_default_manager|_base_manager)\b|\.(filter|exclude|all)\(|_set\.")
-#: What sends mail, and asks another server.
+#: Calls that send mail, and calls that ask another server.
 MAIL = set("send_mail send_mass_mail mail_admins mail_managers send_messages".split())
 MESSAGE = re.compile(r"\w*Email(Message|MultiAlternatives)?")
 VERBS = set("get post put patch delete request head urlopen".split())
 HTTP = re.compile(r"(requests|httpx)\.\w+|(.*\.)?urlopen")
 
-#: The name of a list that is a queue of a broker.
+#: Matches the name of a list that is a broker's queue.
 QUEUE = re.compile(r"queue|celery|\bq\b", re.I)
 BROKER = re.compile(r"broker_connection|default_channel|connection_for_(read|write)")
 
@@ -38,7 +38,7 @@ def last(node: ast.expr) -> str:
 
 
 def leaving(tree: ast.AST) -> set[str]:
-    """The names of a file's functions that send mail or ask another server, by themselves or by each other."""
+    """The names of a file's functions that send mail or ask another server, directly or through each other."""
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     found = {each.name for each in functions if any(_leaving([each], (), each))}
     calls = {each.name: {node.func.id for node in ast.walk(each) if _is_plain_call(node)} for each in functions}
@@ -51,7 +51,7 @@ def claims(task: ast.FunctionDef, known: Collection[str]) -> Iterator[tuple[int,
     """Blocks of ``atomic()`` that write and are followed by mail or HTTP: the line of each, and what follows.
 
     Parameters:
-        known: functions of the file that leave the database (:func:`leaving`).
+        known: functions of the file with effects outside of the database (:func:`leaving`).
     """
     steps = list(_steps(task))
     for block, path in steps:
@@ -64,7 +64,7 @@ def claims(task: ast.FunctionDef, known: Collection[str]) -> Iterator[tuple[int,
 
 
 def opens_durable(node: ast.AST) -> bool:
-    """Whether it is a call such as ``atomic(durable=True)``: what decides of it at the run counts as true."""
+    """Whether it is a call such as ``atomic(durable=True)``: a value that is known only at run time counts as true."""
     if not isinstance(node, ast.Call) or last(node.func) != "atomic":
         return False
     given = (each.value for each in node.keywords if each.arg == "durable")
@@ -72,11 +72,11 @@ def opens_durable(node: ast.AST) -> bool:
 
 
 def durable(tree: ast.AST, others: Collection[str] = ()) -> set[str]:
-    """The names of a file's functions that open a durable block, by themselves or by each other: ``Class.name`` if it
-    is a method.
+    """The names of a file's functions that open a durable block, directly or through each other: ``Class.name`` for
+    a method.
 
     Parameters:
-        others: functions of other files that do, which count where they are imported.
+        others: such functions of other files; they count where they are imported.
     """
     nodes = [*ast.walk(tree)]
     kinds = {method: f"{kind.name}." for kind in nodes if isinstance(kind, ast.ClassDef) for method in kind.body}
@@ -90,10 +90,10 @@ def durable(tree: ast.AST, others: Collection[str] = ()) -> set[str]:
 
 
 def calls(function: ast.AST, names: Collection[str], prefix: str = "") -> Iterator[ast.Call]:
-    """The calls of such functions, and of such methods of what the function has made.
+    """The calls of such functions, and of such methods on objects that the function has made.
 
     Parameters:
-        prefix: of the function's own class, with a dot.
+        prefix: the name of the function's own class, with a dot.
     """
     made = {"self": prefix.rstrip(".")} | {
         target.id: last(node.value.func)
@@ -113,7 +113,7 @@ def calls(function: ast.AST, names: Collection[str], prefix: str = "") -> Iterat
 
 
 def saved_before_retry(task: ast.FunctionDef) -> Iterator[int]:
-    """The lines of calls of ``self.retry()`` in front of which a row is written, in the same block."""
+    """The lines of calls of ``self.retry()`` that come after a write of a row in the same block."""
     for each, path in _steps(task):
         owner, part, place = path[-1]
         is_retry = any(
@@ -124,7 +124,7 @@ def saved_before_retry(task: ast.FunctionDef) -> Iterator[int]:
 
 
 def waits_for_commit(tree: ast.AST) -> Iterator[ast.FunctionDef]:
-    """Methods of classes of tasks that put a call off until the commit, and return None."""
+    """Methods of task classes that postpone a call until the commit, and return None."""
     for kind in ast.walk(tree):
         if not isinstance(kind, ast.ClassDef) or not any("Task" in last(base) for base in kind.bases):
             continue
@@ -136,10 +136,10 @@ def waits_for_commit(tree: ast.AST) -> Iterator[ast.FunctionDef]:
 
 
 def lengths(tree: ast.AST, queues: Collection[str]) -> Iterator[int]:
-    """The lines where a broker is asked how long a queue is: a list in Redis, or by ``queue_declare()``.
+    """The lines that ask a broker for the length of a queue: of a list in Redis, or by ``queue_declare()``.
 
     Parameters:
-        queues: their names.
+        queues: the names of the queues.
     """
     is_broker = BROKER.search(ast.unparse(tree)) is not None
     for node in ast.walk(tree):
@@ -153,7 +153,7 @@ def lengths(tree: ast.AST, queues: Collection[str]) -> Iterator[int]:
 
 
 def results(tree: ast.AST) -> Iterator[int]:
-    """The lines where somebody asks for a result by its id."""
+    """The lines where the code asks for a result by its id."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and last(node.func) == "AsyncResult":
             yield node.lineno
@@ -167,7 +167,7 @@ def _is_plain_call(node: ast.AST) -> TypeGuard[Any]:
 
 
 def _steps(owner: ast.AST, path: Path = ()) -> Iterator[tuple[Any, Path]]:
-    """All statements of a function, but those of functions in it."""
+    """All statements of a function, except those of nested functions."""
     for part in PARTS:
         for place, each in enumerate(getattr(owner, part, ())):
             here = (*path, (owner, part, place))
@@ -177,7 +177,7 @@ def _steps(owner: ast.AST, path: Path = ()) -> Iterator[tuple[Any, Path]]:
 
 
 def _follows(first: Path, second: Path) -> bool:
-    """Whether one run comes to the second statement after it has been through the first one."""
+    """Whether one run can reach the second statement after it has executed the first one."""
     for level, (before, after) in enumerate(zip(first, second, strict=False)):
         if before == after:
             continue
@@ -201,7 +201,7 @@ def _ends(statements: Iterable[ast.AST]) -> bool:
 
 
 def _own(statement: ast.AST) -> list[ast.AST]:
-    """The expressions of a statement, without those of the statements in it."""
+    """The expressions of a statement, without those of nested statements."""
     return [each for each in ast.iter_child_nodes(statement) if not isinstance(each, ast.stmt | ast.ExceptHandler)]
 
 
@@ -222,7 +222,7 @@ def _writes(node: ast.AST) -> bool:
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return False
     if node.func.attr == "save":
-        # A file's, or a picture's, has a name or a path.
+        # The ``save()`` of a file or a picture takes a name or a path.
         return not node.args and {each.arg for each in node.keywords} <= OF_SAVE
     return node.func.attr in WRITES and ROWS.search(ast.unparse(node.func.value) + ".") is not None
 
@@ -240,7 +240,7 @@ def _leaving(nodes: Iterable[ast.AST], known: Collection[str], function: ast.AST
 
 
 def _is_message(send: ast.Attribute, function: ast.AST) -> bool:
-    """Whether the ``send`` is that of a mail, which was made in the function."""
+    """Whether the ``send`` is that of a mail that was made in the function."""
     made = send.value
     if isinstance(made, ast.Name):
         values = [

@@ -9,10 +9,10 @@ from pathlib import Path
 
 
 class Family:
-    """The settings that are loaded, and those beside them that inherit from the same ones.
+    """The loaded settings, and the settings beside them that inherit from the same modules.
 
     Parameters:
-        module: the dotted name of the settings that are loaded; it has a file.
+        module: the dotted name of the loaded settings; it has a file.
     """
 
     def __init__(self, module: str) -> None:
@@ -27,10 +27,10 @@ class Family:
         ours = {*self.chain(module)}
         kin = [name for name in self.paths if ours & {*self.chain(name)}]
         inherited = {parent for name in kin for parent in self.parents[name]}
-        #: The settings from which no others inherit: those that processes name. The loaded ones are among them.
+        #: Settings that no other settings inherit from: processes name these. The loaded ones are among them.
         self.last = [name for name in kin if name not in inherited or name == module]
         common = set.intersection(*({*self.chain(name)} for name in self.last))
-        #: The nearest settings from which all of them inherit; None if there are none.
+        #: The nearest settings that all of them inherit from; None if there are none.
         self.base = max(common, key=lambda name: len(self.chain(name)), default=None)
 
     def _add(self, module: str) -> None:
@@ -50,7 +50,7 @@ class Family:
             if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
                 root = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
                 parent = ".".join([*root, *filter(None, [node.module])])
-                # Settings of another package are not ours to change.
+                # This project cannot change the settings of another package.
                 if parent.partition(".")[0] == module.partition(".")[0]:
                     self._add(parent)
                     self.parents[module] += [parent] if parent in self.paths else []
@@ -63,6 +63,6 @@ class Family:
         return found
 
     def finds(self, pattern: str, module: str) -> str | None:
-        """The nearest of the module's :meth:`chain` in whose text the pattern is."""
+        """The nearest module of the :meth:`chain` whose text contains the pattern."""
         names = self.chain(module)
         return next((name for name in names if re.search(pattern, self.paths[name].read_text(), re.M)), None)

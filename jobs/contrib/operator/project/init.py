@@ -51,7 +51,7 @@ TASK_CLASS = 'task_cls="jobs.task:Task"'
 
 
 class Plan:
-    """The project's files as they would be, and notes about what a person has to do."""
+    """The project's files as they would become, and notes about what a person has to do."""
 
     def __init__(self) -> None:
         self.texts: dict[Path, str] = {}
@@ -166,7 +166,7 @@ def _file(module: str) -> Path | None:
 
 
 def _made(package: str) -> Made | None:
-    """Find where the loaded app is made, or else an app in the files that are its usual place."""
+    """Find where the loaded app is made, or else an app in the files where it usually is."""
     app = celery_app()
     modules = [] if app is None else list(sys.modules.items())
     names = [name for name, module in modules if any(each is app for each in getattr(module, "__dict__", {}).values())]
@@ -226,14 +226,14 @@ def _give_settings(plan: Plan, family: Family, broker: str, made: Made | None) -
 
 
 def _lacking(family: Family) -> list[str]:
-    """The settings to which ``celery_settings`` has to be added, so that all that are named by processes have them."""
+    """The settings that ``celery_settings`` has to be added to, so that all settings that processes name have them."""
     lacking = [name for name in family.last if not family.finds(r"celery_settings\(", name)]
-    # Of all settings only ``celery_settings`` sets this one: it may come from where no text shows it.
+    # Only ``celery_settings`` sets this one: the call may be in a place that the search of the text does not find.
     if hasattr(settings, "CELERY_BROKER_CHANNEL_ERROR_RETRY") and family.module in lacking:
         lacking.remove(family.module)
     if lacking != family.last or family.base is None:
         return lacking
-    # What follows from the broker is reckoned where the broker is named.
+    # Settings that depend on the broker are computed where the broker is named.
     above = {*family.chain(family.base)}
     is_below = any(family.finds(BROKER, name) not in {None, *above} for name in family.last)
     return lacking if is_below else [family.base]

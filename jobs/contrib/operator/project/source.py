@@ -1,4 +1,4 @@
-"""What the source of a project tells: which files it has, and what in them no job can do or carry."""
+"""Reads the source of a project: which files it has, and what in them a job cannot do or carry."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ MANY = set(
 )
 MANAGER = re.compile(r"\.(objects|_default_manager|_base_manager)\b")
 
-#: The kinds of values that no job can carry: what each is, and the cure.
+#: The kinds of values that a job cannot carry: what each is, and the cure.
 KINDS = {
     "instance": ("a model instance", "Pass its primary key (.pk), and read the row again in the task."),
     "queryset": ("a queryset", "Pass a list of primary keys."),
     "set": ("a set", "Pass a sorted list."),
 }
 
-#: Methods of a task that take its arguments as their own; and those that take them as args and kwargs.
+#: Methods of a task that take its arguments directly; and methods that take them as args and kwargs.
 DIRECT = ("delay", "delay_on_commit", "adelay", "s", "si")
 WRAPPED = ("apply_async", "apply_async_on_commit", "aapply_async")
 
@@ -54,7 +54,7 @@ CLOSING = {
 }
 
 
-#: What a method does that puts calls off; what else there is to say of a file, with the cure.
+#: The text about a method that postpones calls; and more findings about a file, with their cures.
 WAITS = "waits for the commit and returns None: a job that is made after the commit can be lost before it is"
 LENGTH = (
     "the length of a broker's list: no job is in it, so it says 0",
@@ -67,7 +67,7 @@ WAITED_FOR = (
 )
 
 
-#: The cure of what a body does that is no body's of a transaction: with the name of its task.
+#: The cure for what a body must not do in its transaction, to be formatted with the name of its task.
 ALONE = "Set JOBS = {{'TASKS': {{'*.{}': {{'atomic': False}}}}}}: its blocks commit then as they do now."
 
 
@@ -86,7 +86,7 @@ def files() -> Iterator[Path]:
     roots = {Path(each.path) for each in apps.get_app_configs()}
     if package is not None and package.origin:
         roots.add(Path(package.origin).parent)
-    # A product that is installed is the project: its package has the settings, or is said in JOBS["APPS"].
+    # An installed product can be the project: its package has the settings, or JOBS["APPS"] names it.
     own = [Path(each).resolve() for name in _packages() if (each := _home(name))]
     for root in roots - {Path(jobs.__file__).parent}:
         is_own = any(root.resolve().is_relative_to(each) for each in own)
@@ -113,7 +113,7 @@ def _home(name: str) -> Path | None:
 
 
 class Known(NamedTuple):
-    """What the project's Celery app tells about its source."""
+    """Facts from the project's Celery app that help to read its source."""
 
     #: The last parts of the names of tasks whose bodies commit by themselves (``atomic=False``).
     own_commits: frozenset[str] = frozenset()
@@ -123,7 +123,7 @@ class Known(NamedTuple):
 
 
 def durable(paths: Iterable[Path]) -> frozenset[str]:
-    """Of these files, the names of functions that open a durable block."""
+    """The names of functions in these files that open a durable block."""
     found: set[str] = set()
     for path in paths:
         if b"durable" in (text := path.read_bytes()) and (tree := _parsed(text)) is not None:
@@ -150,7 +150,7 @@ def read(path: Path, known: Known) -> Iterator[Finding]:
         for call in _calls(task):
             yield from (Finding(f"{name}:{call.lineno}", *said) for said in _on_commit_in_body(call))
         if task.name not in known.own_commits and not _says_atomic_false(task):
-            # A name that the body gives is another thing: the connection of a mail, for example.
+            # A name that the body assigns is something else: the connection of a mail, for example.
             own = {each.id for each in ast.walk(task) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
             for call in _calls(task):
                 yield from (Finding(f"{name}:{call.lineno}", *said) for said in _in_transaction(call, own))
@@ -175,7 +175,7 @@ def read(path: Path, known: Known) -> Iterator[Finding]:
 
 
 def _commits(task: ast.FunctionDef, leaving: set[str]) -> Iterator[tuple[int, str, str, str]]:
-    """What a body commits by itself before it goes on: with jobs that is a savepoint of the job's own transaction."""
+    """What a body commits before it goes on: in a job, that is only a savepoint of the job's transaction."""
     cure = ALONE.format(task.name)
     for line, what in bodies.claims(task, leaving):
         says = f"this block is committed with the job, and not before {what}: a process that dies there does both again"
@@ -202,7 +202,7 @@ Said = Iterator[tuple[str, str, str]]
 
 
 def _in_transaction(node: ast.Call, own: set[str]) -> Said:
-    """What a body with a transaction of its own must not do; ``own`` are the names that it gives itself."""
+    """What a body with a transaction of its own must not do; ``own`` are the names that the body assigns."""
     name = ast.unparse(node.func).removeprefix("django.").removeprefix("db.")
     if name in CLOSING and name.partition(".")[0] not in own:
         yield BREAKS, CLOSING[name], "Remove it, a worker cares for its connections; or declare the task atomic=False."
@@ -247,7 +247,7 @@ def _options(node: ast.Call) -> Said:
 
 
 class Values(ast.NodeVisitor):
-    """Finds the calls of a file that pass such values: ``found`` has the line, a sentence and the cure of each."""
+    """Finds the calls of a file that pass such values: ``found`` has the line, a sentence and the cure for each."""
 
     def __init__(self, models: set[str]) -> None:
         self.models = models
@@ -271,13 +271,13 @@ class Values(ast.NodeVisitor):
                 for each, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
                 if default is None
             ]
-            # One with a default is for those who call the body in their own process.
+            # An argument with a default may be meant for callers that run the body in their own process.
             for each in required:
                 if known[each.arg]:
                     says = f"the task {node.name} takes a model instance, {ast.unparse(each)}"
                     self.found.append((each.lineno, says, KINDS["instance"][1]))
         if "sender" in known and "instance" in known:
-            # It is a receiver of a model's signal.
+            # The function is a receiver of a model's signal.
             known["instance"] = "instance"
         if "self" in known:
             known["self"] = self.known.get("self")
@@ -333,7 +333,7 @@ class Values(ast.NodeVisitor):
                 yield from self._within(node.values)
 
     def _is_model(self, annotation: ast.expr | None) -> bool:
-        """Such as ``User``, ``"User"``, ``User | None``, ``Optional[User]``; and not ``int | User``."""
+        """True for ``User``, ``"User"``, ``User | None`` and ``Optional[User]``, but not for ``int | User``."""
         text = "" if annotation is None else re.sub("['\"]", "", ast.unparse(annotation))
         text = re.sub(r"^(?:\w+\.)?Optional\[(.*)\]$", r"\1", text)
         parts = {part.strip().rpartition(".")[2] for part in text.split("|")} - {"None"}
@@ -346,7 +346,7 @@ class Values(ast.NodeVisitor):
         return last_name(node.func) if is_chain and isinstance(node, ast.Call) else ""
 
     def _kind(self, node: ast.expr) -> str | None:
-        """One of :data:`KINDS`; None for what a job can carry, and for what is not known."""
+        """One of :data:`KINDS`; None if a job can carry the value, and if the kind is not known."""
         node = node.value if isinstance(node, ast.Await) else node
         if isinstance(node, ast.Set | ast.SetComp):
             return "set"
