@@ -9,7 +9,7 @@ class JobsConfig(AppConfig):
 
     def ready(self) -> None:
         from jobs import checks, extensions, store, tasks  # noqa: F401  (registers the system checks, and our own tasks)
-        from jobs.worker import steps  # noqa: F401  (listens to Celery's workers)
+        from jobs.worker import bootsteps  # noqa: F401  (listens to Celery's workers)
 
         store.install()
         for ready in extensions.through("ready"):

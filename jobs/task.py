@@ -25,7 +25,7 @@ from jobs.calling.options import check_call, check_declaration
 from jobs.conf import celery_releases, is_eager, is_stock, problems, sentry, task_options
 from jobs.errors import Replaced, UniqueTaken
 from jobs.execution import pipeline
-from jobs.execution.commit import Commit
+from jobs.execution.deferred_commit import Commit
 from jobs.idempotency import locks
 from jobs.idempotency.keys import KeyTemplate, template_of
 from jobs.lifecycle.run import Run, current_job

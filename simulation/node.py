@@ -21,7 +21,7 @@ from jobs.lifecycle import worker_state as states
 from jobs.lifecycle.wakeups import wakeup
 from jobs.lifecycle.worker_state import WorkerState, worker_state
 from jobs.maintenance import Seldom, clock, rescue
-from jobs.store import databases, shared
+from jobs.store import databases, shared_connections
 from jobs.worker import listener, pool, supervisor
 from jobs.worker.runner import Runner
 from simulation.backend import base
@@ -39,7 +39,7 @@ def prepare() -> None:
     """Give the modules of ``jobs`` simulated threads and pipes, and each process module globals of its own."""
     threads = Instead(threading, Event=Event, Thread=Thread, local=Local)
     system = Instead(os, read=_read, write=_write)
-    for module in (supervisor, shared, listener):
+    for module in (supervisor, shared_connections, listener):
         module.threading = threads
     for module in (supervisor, wakeups):
         module.os = system
@@ -57,7 +57,7 @@ def prepare() -> None:
         (clock, "_imported"): dict,
         (clock, "_seldom"): lambda: Seldom(20),
         (listener, "living"): dict,
-        (shared, "_turns"): lambda: None,
+        (shared_connections, "_turns"): lambda: None,
         (rescue, "_reported"): set,
         (rescue, "_waiting"): set,
         (operator, "_told"): Event,
@@ -159,7 +159,7 @@ class Node:
         for _ in range(self._size):
             self._start_child()
         self._stop.wait()
-        # As ``jobs.worker.steps`` does, and Celery's pool.
+        # As ``jobs.worker.bootsteps`` does, and Celery's pool.
         worker_state.note_stop()
         self._inbox.close()
         while any(child.is_alive for child in self.children):

@@ -58,10 +58,10 @@ celery.concurrency.asynpool:AsynPool._waiting_to_start - | pool.py: new processe
 celery.concurrency.asynpool:AsynPool._registered_with_event_loop - | pool.py: whether there is an event loop
 celery.concurrency.prefork:TaskPool.Pool -              | pool.py: our pool in place of Celery's
 celery.concurrency.prefork:TaskPool.BlockingPool -      | pool.py: the same, for transports without an event loop
-celery.worker.autoscale:Autoscaler.qty -                | steps.py: processes that run jobs are busy
-celery.worker.autoscale:Autoscaler.maybe_scale self     | steps.py: the autoscaler looks without messages, too
-celery.fixups.django:DjangoWorkerFixup.on_task_prerun self sender | steps.py: connections are kept between jobs
-celery.fixups.django:DjangoWorkerFixup.on_task_postrun self sender | steps.py: the same
+celery.worker.autoscale:Autoscaler.qty -                | bootsteps.py: processes that run jobs are busy
+celery.worker.autoscale:Autoscaler.maybe_scale self     | bootsteps.py: the autoscaler looks without messages, too
+celery.fixups.django:DjangoWorkerFixup.on_task_prerun self sender | bootsteps.py: connections are kept between jobs
+celery.fixups.django:DjangoWorkerFixup.on_task_postrun self sender | bootsteps.py: the same
 celery.worker.worker:WorkController.wait_for_soft_shutdown self | broker.py: a soft stop waits for jobs
 celery.worker.consumer:Consumer.add_task_queue self queue | broker.py: processes claim from the same queues
 celery.worker.consumer:Consumer.cancel_task_queue self queue | broker.py: the same

@@ -30,7 +30,7 @@ from jobs.conf.logs import log
 from jobs.conf.syncpoints import reach
 from jobs.errors import LostLease, Replaced
 from jobs.execution import finish, tracer
-from jobs.execution.commit import Commit
+from jobs.execution.deferred_commit import Commit
 from jobs.idempotency import markers
 from jobs.idempotency.keys import fingerprint
 from jobs.idempotency.locks import lock, wake_left

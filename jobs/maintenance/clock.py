@@ -18,7 +18,7 @@ from jobs.lifecycle.wakeups import notify, wakeup
 from jobs.lifecycle.worker_state import worker_state
 from jobs.maintenance import Seldom
 from jobs.models import Job, Node
-from jobs.store import databases, shared
+from jobs.store import databases, shared_connections
 from jobs.store.base import COMMITTED_WITHIN, Seen, Since
 
 T = TypeVar("T")
@@ -169,7 +169,7 @@ def _until_done(step: Callable[[], int]) -> int:
     deadline = time.monotonic() + LONGEST_TICK
     while (count := step()) and time.monotonic() < deadline:
         done += count
-        shared.give_way()
+        shared_connections.give_way()
     return done + count
 
 

@@ -21,7 +21,7 @@ from jobs.idempotency import locks, markers
 from jobs.lifecycle.transitions import now_plus
 from jobs.maintenance import is_eldest
 from jobs.models import ENDED, Action, Job, Marker, Node, State
-from jobs.store import databases, results, shared
+from jobs.store import databases, results, shared_connections
 
 NODE_RETENTION = 7 * 86400.0  #: Seconds for which a dead node is kept, for people to see.
 
@@ -70,12 +70,12 @@ class Prune:
         # Markers come first, and have half of the time: jobs are kept as long as their markers.
         while time.monotonic() < began + budget / 2 and (count := markers.delete_expired(using, batch(using))):
             done["markers"] += count
-            shared.give_way()
+            shared_connections.give_way()
         while (deleted := self._step(using)) is not None:
             done["jobs"] += deleted
             if time.monotonic() >= began + budget:
                 break
-            shared.give_way()
+            shared_connections.give_way()
         for prune in extensions.through("prune"):
             done.update(prune(using, max(0.0, began + budget - time.monotonic())) or {})
         old = Node.objects.using(using).filter(dead_at__lt=now_plus(-NODE_RETENTION))

@@ -23,7 +23,7 @@ from jobs.maintenance import Seldom
 from jobs.maintenance.zombies import end_backends
 from jobs.models import Job, Node, State
 from jobs.models.columns import ORDER
-from jobs.store import databases, heartbeats, shared
+from jobs.store import databases, heartbeats, shared_connections
 from jobs.store.databases import SideDatabase
 
 #: The pause after a look at the running jobs, in multiples of its length: that costs at most two percent of a core.
@@ -202,7 +202,7 @@ _waiting: set[uuid.UUID] = set()  #: Jobs for which it was logged that they are 
 
 def _finish(key: uuid.UUID, using: str, action: str, transition: Callable[[Job], bool], **where: Any) -> int:
     """Finish one job. A bad row does not stop the rest; it is logged once as an error."""
-    shared.give_way()
+    shared_connections.give_way()
     found: list[Job] = []
 
     def finish(job: Job) -> bool:

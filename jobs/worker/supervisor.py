@@ -31,7 +31,7 @@ from jobs.lifecycle.worker_state import BODY, IDLE, Occupied, dead, is_alive, wo
 from jobs.maintenance import clock, rescue
 from jobs.maintenance.prune import Prune
 from jobs.models import Node
-from jobs.store import databases, heartbeats, identity, results, shared
+from jobs.store import databases, heartbeats, identity, results, shared_connections
 from jobs.store.databases import SideDatabase
 from jobs.store.identity import NotAdopted
 from jobs.worker import listener, stop
@@ -95,7 +95,7 @@ class Supervisor:
     def main(self) -> None:
         _here[:] = [self]
         databases.leave_pools()
-        shared.share()
+        shared_connections.share()
         targets: list[Callable[[], None]] = [self._watch, self._rescue, self._clock, self._tidy]
         threads = [threading.Thread(target=each, name=f"jobs-{each.__name__}", daemon=True) for each in targets]
         for run in chain.from_iterable(each() for each in extensions.through("threads")):
@@ -364,7 +364,7 @@ class Supervisor:
 
     def _take_turn(self, action: Callable[[], Any]) -> bool:
         """Try it with the connections that the threads share."""
-        with shared.turn():
+        with shared_connections.turn():
             return self._try(action)
 
     def _try(self, action: Callable[[], Any]) -> bool:

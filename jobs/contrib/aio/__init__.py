@@ -1,6 +1,6 @@
 """Bodies that are ``async def``: many at once on a process's event loop, with a short transaction at their end."""
 
 PRIVATE = """
-celery.utils.threads:_LocalStack.__ident_func__ - | aio/owner.py: a request is its coroutine's, whatever thread runs it
-celery._state:_task_stack -                       | aio/owner.py: so is the current task
+celery.utils.threads:_LocalStack.__ident_func__ - | aio/celery_stacks.py: a request is its coroutine's, on any thread
+celery._state:_task_stack - | aio/celery_stacks.py: so is the current task
 """

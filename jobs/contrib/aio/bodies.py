@@ -27,7 +27,7 @@ from jobs.conf import conf
 from jobs.conf.logs import log, logger
 from jobs.contrib.aio import blocked
 from jobs.contrib.aio.awaited import Awaited
-from jobs.contrib.aio.owner import owner
+from jobs.contrib.aio.celery_stacks import owner
 from jobs.contrib.aio.runner import AsyncRunner
 from jobs.errors import Cancel, LostLease
 from jobs.execution import pipeline

@@ -14,9 +14,9 @@ from typing import Any
 from asgiref.sync import iscoroutinefunction, sync_to_async
 
 from jobs.conf import is_stock, problems
-from jobs.contrib.aio import here
-from jobs.contrib.aio.owner import own_stacks
-from jobs.execution.commit import Commit
+from jobs.contrib.aio import inline
+from jobs.contrib.aio.celery_stacks import own_stacks
+from jobs.execution.deferred_commit import Commit
 from jobs.lifecycle.run import current_run
 
 
@@ -55,7 +55,7 @@ def _run(task: type[Any], function: Callable[..., Any], has_self: bool) -> Calla
         request = own.request_stack.top
         if request is not None and (request.is_eager or not (request.called_directly or request.jobs_run)):
             # Celery's own tracer awaits nothing.
-            return here.call(_plainly, function, *args, **kwargs)
+            return inline.call(_plainly, function, *args, **kwargs)
         return _plainly(function, *args, **kwargs)
 
     run.awaits = run  # type: ignore[attr-defined]

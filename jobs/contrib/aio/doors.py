@@ -18,9 +18,9 @@ class Aio(Extension):
         declare.declared(task)
 
     def run_here(self, run: Any) -> None:
-        from jobs.contrib.aio import here
+        from jobs.contrib.aio import inline
 
-        here.run(run)
+        inline.run(run)
 
     def beside(self, app: Any) -> Any:
         from jobs.conf import is_ours
@@ -30,6 +30,6 @@ class Aio(Extension):
         return bodies.Bodies(tuple(tasks)) if tasks else None
 
     def ticked(self, answers: Mapping[str, Mapping[str, Any]]) -> None:
-        from jobs.contrib.aio import wishes
+        from jobs.contrib.aio import cancellations
 
-        wishes.ticked(answers)
+        cancellations.ticked(answers)

@@ -15,7 +15,7 @@ from jobs import extensions, store
 from jobs.conf import conf
 from jobs.conf.syncpoints import reach
 from jobs.contrib.aio import sentry
-from jobs.contrib.aio.here import END
+from jobs.contrib.aio.inline import END
 from jobs.errors import LostLease, NotSettled
 from jobs.execution import finish, pipeline
 from jobs.lifecycle import claims, transitions

@@ -29,7 +29,7 @@ from jobs.events.services import BrokerError
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Node
 from jobs.store import databases
-from jobs.store.shared import turn
+from jobs.store.shared_connections import turn
 
 #: Events that are published before their confirms are awaited.
 CHUNK = 200

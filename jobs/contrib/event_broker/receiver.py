@@ -32,7 +32,7 @@ from jobs.events.models import PARKED, Event, Subscription
 from jobs.events.relay import matches, periods
 from jobs.events.services import service
 from jobs.store import databases
-from jobs.store.shared import turn
+from jobs.store.shared_connections import turn
 
 #: Messages of one transaction, and how many the broker sends ahead.
 CHUNK, AHEAD = 200, 400

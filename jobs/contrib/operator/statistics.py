@@ -27,7 +27,7 @@ from jobs.contrib.operator.models import Statistic
 from jobs.inspection.times import duration
 from jobs.maintenance import is_eldest
 from jobs.models import Job, State
-from jobs.store import databases, shared
+from jobs.store import databases, shared_connections
 
 MINUTE, HOUR, QUARTER = datetime.timedelta(minutes=1), datetime.timedelta(hours=1), datetime.timedelta(hours=6)
 
@@ -84,7 +84,7 @@ class Count:
                 # Race: another process has counted the same at this moment, with the same result.
                 return counted
             self._done[using] = max(begin, until)
-            shared.give_way()
+            shared_connections.give_way()
             # Stop only beyond the minutes that are counted again, or it would never make progress.
             if self._node is not None and begin < until < end and time.monotonic() > deadline:
                 return counted

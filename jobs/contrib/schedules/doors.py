@@ -52,9 +52,9 @@ class Schedules(Extension):
         return [run]
 
     def idle(self, app: Any, using: str, clock: Any) -> bool:
-        from jobs.contrib.schedules import passing
+        from jobs.contrib.schedules import inline
 
-        return passing.tick(app, using, clock)
+        return inline.tick(app, using, clock)
 
     def parts(self, page: str, request: Any, about: Any) -> Mapping[str, str]:
         from jobs.contrib.schedules import admin

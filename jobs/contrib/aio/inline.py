@@ -11,7 +11,7 @@ from asgiref.sync import async_to_sync, sync_to_async
 
 from jobs.contrib.aio import sentry
 from jobs.contrib.aio.awaited import Awaited
-from jobs.contrib.aio.owner import ident, owner
+from jobs.contrib.aio.celery_stacks import ident, owner
 from jobs.execution import pipeline
 from jobs.lifecycle.run import Run
 

@@ -156,7 +156,7 @@ def _for_stock(handle: Callable[..., None]) -> Callable[..., None]:
     return handle_stock
 
 
-@signals.worker_init.connect(dispatch_uid="jobs.worker.steps")
+@signals.worker_init.connect(dispatch_uid="jobs.worker.bootsteps")
 def _on_init(sender: Any = None, **kwargs: Any) -> None:
     if sender is None or not any(getattr(task, "is_transactional", False) for task in sender.app.tasks.values()):
         return
@@ -179,12 +179,12 @@ def _on_init(sender: Any = None, **kwargs: Any) -> None:
         sender.soft_time_limit = None
 
 
-@signals.worker_shutdown.connect(dispatch_uid="jobs.worker.steps")
+@signals.worker_shutdown.connect(dispatch_uid="jobs.worker.bootsteps")
 def _on_shutdown(**kwargs: Any) -> None:
     alarm.stop()
 
 
-@signals.worker_shutting_down.connect(dispatch_uid="jobs.worker.steps")
+@signals.worker_shutting_down.connect(dispatch_uid="jobs.worker.bootsteps")
 def _on_shutting_down(how: str = "", **kwargs: Any) -> None:
     # At once: Celery's consumer stops later, and no process may begin another job.
     worker_state.note_stop()

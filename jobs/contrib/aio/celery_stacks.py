@@ -9,7 +9,7 @@ from typing import Any
 from celery._state import _task_stack
 
 #: The owner of the stacks that the calling code sees; None: its thread.
-owner: ContextVar[Any] = ContextVar("jobs.contrib.aio.owner", default=None)
+owner: ContextVar[Any] = ContextVar("jobs.contrib.aio.celery_stacks.owner", default=None)
 
 
 def ident() -> Any:
