@@ -163,6 +163,9 @@ def not_installed(what: str) -> NoReturn:
     pytest.skip(f"not installed: {what}")
 
 
+#: Rows of a table that MySQL truncates: it deletes 100,000 one by one for 15 seconds, and few sooner than it truncates.
+MANY = 5000
+
 #: What migrations filled.
 _KEPT = {"django_migrations", "django_content_type", "auth_permission"}
 
@@ -182,7 +185,9 @@ def _empty(case: TransactionTestCase) -> None:
             unchecked = connections[alias].constraint_checks_disabled()
             with unchecked, transaction.atomic(using=alias), connections[alias].cursor() as cursor:
                 for name in full:
-                    cursor.execute(f"DELETE FROM {name}")
+                    cursor.execute(f"SELECT 1 FROM {name} LIMIT 1 OFFSET {MANY}")
+                    is_long = cursor.fetchone() and connections[alias].vendor == "mysql"
+                    cursor.execute(f"TRUNCATE {name}" if is_long else f"DELETE FROM {name}")
 
 
 TransactionTestCase._fixture_teardown = _empty  # type: ignore[method-assign]
