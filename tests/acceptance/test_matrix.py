@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
+import uuid
 from pathlib import Path
 
 import pytest
@@ -43,7 +43,7 @@ def run_cell(name: str, marks: str, *paths: str, **more: str) -> None:
     # A queue of its own: other tests of this process may have used the broker.
     env = {**os.environ, "CELERY_TASK_DEFAULT_QUEUE": f"celery-{name}", **more}
     if database is not None:
-        made = re.sub(r"\W+", "-", f"{name}-{marks}-{'-'.join(more).lower()}")
+        made = f"{name}-{uuid.uuid4().hex[:8]}"
         env["DATABASE_URL"] = server(database).create_database(made)  # type: ignore[attr-defined]
     if broker is not None:
         env["CELERY_BROKER_URL"] = server(broker).url
@@ -97,9 +97,15 @@ def test_what_a_database_decides_on_mariadb():
     run_cell("mariadb-jobs", "database and slow", "tests/contrib/durable/test_faults.py")
 
 
+#: Of half an hour in one process, about a third each.
+THIRDS = [["aio", "grouped", "races"], ["durable", "events"]]
+
+
 @pytest.mark.slow
-def test_what_a_database_decides_and_takes_its_time_on_the_other_one():
-    run_cell("postgres-jobs", "database and slow")
+@pytest.mark.parametrize("rooms", [*THIRDS, None], ids=["aio", "durable", "rest"])
+def test_what_a_database_decides_and_takes_its_time_on_the_other_one(rooms):
+    paths = [f"tests/contrib/{room}" for room in rooms or sum(THIRDS, [])]
+    run_cell("postgres-jobs", "database and slow", *(paths if rooms else [f"--ignore={path}" for path in paths]))
 
 
 @pytest.mark.slow
