@@ -31,7 +31,7 @@ from jobs.store.results import Store
 
 #: Seconds between the first two looks of a waiting caller, and the growth factor of each later pause.
 FIRST_PAUSE, GROWTH = 0.005, 1.5
-#: A caller whose pauses are longer than so many seconds also listens for notifications.
+#: A caller whose pauses are longer (seconds) also listens for notifications.
 LISTENS = 0.03
 
 _STATES: dict[str, str] = {

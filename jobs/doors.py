@@ -89,7 +89,7 @@ class Extension:
         return nullcontext()
 
     #: Runs a job whose task it made ``is_async``, from begin to end, in this thread (``testing``).
-    run_here: Callable[[Any], None]
+    run_inline: Callable[[Any], None]
 
     #: How far bodies are (``said.py`` of the progress): ``say`` it for ``Task.progress()``, and read it for people.
     progress: Any
@@ -113,7 +113,7 @@ class Extension:
     # The worker: beside each one there is a supervisor, a process with threads
 
     #: Makes an executor of other jobs for each process (``worker/executors.py``), before the worker forks; or None.
-    beside: Callable[[Any], Any]
+    executor: Callable[[Any], Any]
 
     def threads(self) -> Iterable[Thread]:
         """Threads of the supervisor. Each runs until its event is set, and queries databases in steps only.

@@ -185,8 +185,8 @@ def _empty(case: TransactionTestCase) -> None:
             unchecked = connections[alias].constraint_checks_disabled()
             with unchecked, transaction.atomic(using=alias), connections[alias].cursor() as cursor:
                 for name in full:
-                    cursor.execute(f"SELECT 1 FROM {name} LIMIT 1 OFFSET {MANY}")
-                    is_long = cursor.fetchone() and connections[alias].vendor == "mysql"
+                    is_mysql = connections[alias].vendor == "mysql"
+                    is_long = is_mysql and cursor.execute(f"SELECT 1 FROM {name} LIMIT 1 OFFSET {MANY}")
                     cursor.execute(f"TRUNCATE {name}" if is_long else f"DELETE FROM {name}")
 
 

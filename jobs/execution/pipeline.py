@@ -53,8 +53,8 @@ Steps = Generator[float | None, None, Any]
 def run(run: Run) -> None:
     """Run a claimed job, whose request was made: ``run.state`` and ``run.told`` say what came of it."""
     if run.task.is_async:
-        for run_here in extensions.through("run_here"):
-            run_here(run)
+        for run_inline in extensions.through("run_inline"):
+            run_inline(run)
         return
     for _ in steps(run):
         raise RuntimeError("the run of a plain body yielded")

@@ -276,7 +276,7 @@ class WorkerState:
         )
 
     def take_block(self, count: int) -> list[ProcessState]:
-        """An occupied slot for this process, and behind it so many free ones for its bodies."""
+        """An occupied slot for this process, and behind it ``count`` free ones for its bodies."""
         self.has_blocks = True
         size, start = count + 1, start_of(os.getpid())
         with self._alone():

@@ -69,7 +69,8 @@ class NodeStep(bootsteps.StartStopStep):
         # The memory that the processes share stays shared: their garbage collections do not write into it.
         gc.collect()
         gc.freeze()
-        executors.present[:] = [made for make in extensions.through("beside") if (made := make(parent.app)) is not None]
+        makers = extensions.through("executor")
+        executors.present[:] = [made for make in makers if (made := make(parent.app)) is not None]
         queues = list(parent.app.amqp.queues.consume_from)
         about = {"hostname": parent.hostname, "pool": kind, "concurrency": parent.concurrency}
         supervisor.start(queues, tasks=tasks, **about)

@@ -18,11 +18,11 @@ from jobs.maintenance import clock
 from jobs.store import databases
 from jobs.store.notifications import Notifications
 
-#: A caller does not notify of each job. The listener looks again so many seconds later, and finds the other jobs.
+#: A caller does not notify of each job. The listener looks again after these seconds, and finds the other jobs.
 AFTER = (0.025, 0.06)
 
-#: For one new job one node looks at once. The next nodes look in turn, so many seconds apart, because the first one may
-#: be busy or dead. A look that finds the job taken costs no claim.
+#: Seconds between the looks of nodes. For one new job one node looks at once, and the next nodes in turn, because the
+#: first one may be busy or dead. A look that finds the job taken costs no claim.
 TURN = 0.0125
 
 #: Seconds between two looks at the version of an SQLite file: while something changes, and after a quiet while.

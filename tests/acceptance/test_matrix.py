@@ -32,8 +32,6 @@ MARIADB = {"mariadb-jobs": (MariaDB, None)}
 PAIRS = {"sqlite-rabbitmq": (None, RabbitMQ), "postgres-redis": (Postgres, Redis)}
 
 IS_WIDE = os.environ.get("JOBS_TEST_MATRIX") == "wide"
-#: What a database decides is tried without a broker: on SQLite by this process, on the others by cells of their own.
-CORE = f"({'core or wide' if IS_WIDE else 'core'}) and not database"
 
 
 def run_cell(name: str, marks: str, *paths: str, **more: str) -> None:
@@ -105,20 +103,21 @@ THIRDS = [["aio", "grouped", "races"], ["durable", "events"]]
 @pytest.mark.parametrize("rooms", [*THIRDS, None], ids=["aio", "durable", "rest"])
 def test_what_a_database_decides_and_takes_its_time_on_the_other_one(rooms):
     paths = [f"tests/contrib/{room}" for room in rooms or sum(THIRDS, [])]
-    run_cell("postgres-jobs", "database and slow", *(paths if rooms else [f"--ignore={path}" for path in paths]))
+    which = paths if rooms else [f"--ignore={path}" for path in paths]
+    run_cell("postgres-jobs", "database and slow and not core", *which)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cell", CELLS)
 def test_core_on(cell):
-    run_cell(cell, CORE)
+    run_cell(cell, "core or wide" if IS_WIDE else "core")
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not IS_WIDE, reason="JOBS_TEST_MATRIX=wide runs these pairs as well")
 @pytest.mark.parametrize("pair", PAIRS)
 def test_core_on_the_other_pairs(pair):
-    run_cell(pair, CORE)
+    run_cell(pair, "core")
 
 
 @pytest.mark.skipif("JOBS_TEST_COMBINATION" not in os.environ, reason="noxfile.py runs it, in other environments")

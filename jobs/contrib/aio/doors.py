@@ -17,12 +17,12 @@ class Aio(Extension):
 
         declare.declared(task)
 
-    def run_here(self, run: Any) -> None:
+    def run_inline(self, run: Any) -> None:
         from jobs.contrib.aio import inline
 
         inline.run(run)
 
-    def beside(self, app: Any) -> Any:
+    def executor(self, app: Any) -> Any:
         from jobs.conf import is_ours
         from jobs.contrib.aio import bodies
 

@@ -19,7 +19,7 @@ TEXT = (
 )
 
 
-class Elsewhere(Extension):
+class CrossDatabase(Extension):
     def inserting(self, jobs: list[Any], using: str) -> None:
         if (own := connections[using]).in_atomic_block or not own.get_autocommit():
             return

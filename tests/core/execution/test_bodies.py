@@ -73,7 +73,7 @@ async def waits_and_yields():
     [
         pytest.param(
             *(waits, "async_to_sync"),
-            marks=pytest.mark.skipif("extensions.through('run_here')", reason="an extension awaits it"),
+            marks=pytest.mark.skipif("extensions.through('run_inline')", reason="an extension awaits it"),
         ),
         (yields, "return a list"),
         (waits_and_yields, "return a list"),
