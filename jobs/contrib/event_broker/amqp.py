@@ -6,7 +6,6 @@ the broker's permissions decide who may read what, even if it is sent again.
 """
 
 import random
-import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -39,6 +38,9 @@ HEARTBEAT, CONNECT, ANSWER, CONFIRM, PAUSE = 20, 3.0, 5.0, 30.0, 1.0
 #: The header of an event that is sent again to a service that misses it. An event for one service alone that does not
 #: have this header is a replay.
 RESENT = "jobs-resent"
+
+#: The last frame of a connection that was closed.
+CLOSE_OK = bytes.fromhex("01 0000 00000004 000a 0033 ce")
 
 ERRORS = (OSError, AMQPError, OperationalError)
 
@@ -129,11 +131,10 @@ class Link:
     def hang_up(self) -> None:
         """Close after the broker has read all. With unread messages, a plain close is a reset, which loses our data."""
         self.connection.send_method(spec.Connection.Close, "BsBB", (0, "", 0, 0))
-        sock = self.connection.sock
-        sock.shutdown(socket.SHUT_WR)
-        with suppress(ConnectionResetError):
-            while sock.recv(2**16):
-                pass
+        end = data = self.connection.sock.recv(2**16)
+        while data and not end.endswith(CLOSE_OK):
+            data = self.connection.sock.recv(2**16)
+            end = (end + data)[-len(CLOSE_OK) :]
 
     def close(self) -> None:
         connection, self.connection = self.connection, None
