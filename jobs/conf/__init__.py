@@ -143,6 +143,7 @@ def every() -> tuple[Any, dict[str, Any]]:
     return dataclass(frozen=True, kw_only=True)(type("Settings", kinds, {})), RULES | rules
 
 
+@cache
 def problems() -> list[str]:
     """What is wrong with ``settings.JOBS``: one sentence for each problem, with the cure."""
     given = getattr(django_settings, "JOBS", {})
@@ -274,6 +275,7 @@ def _settings(given: dict[str, Any]) -> Settings:
 
 
 def _forget(*, setting: str, **kwargs: Any) -> None:
+    problems.cache_clear()
     if setting == "JOBS":
         conf.cache_clear()
         is_stock.cache_clear()

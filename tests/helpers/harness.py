@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
@@ -26,10 +25,11 @@ from jobs.lifecycle.worker_state import BODY, is_alive, worker_state
 from jobs.models import ENDED, Job, Node
 from jobs.store import databases, heartbeats
 from jobs.worker.runner import Runner
-from tests.helpers.servers import die_with_parent, wait_for
+from tests.helpers import fork_server
+from tests.helpers.servers import wait_for
 from tests.models import Effect
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = fork_server.ROOT
 
 
 def database_url() -> str:
@@ -46,8 +46,7 @@ def environment(**more: str) -> dict[str, str]:
         "DJANGO_SETTINGS_MODULE": os.environ["DJANGO_SETTINGS_MODULE"],
         "DATABASE_URL": database_url(),
         "CELERY_BROKER_URL": settings.CELERY_BROKER_URL,
-        "PYTHONPATH": str(ROOT),
-        "PYTHONUNBUFFERED": "1",
+        **fork_server.START,
         "JOBS_TEST_BROKER_OPTIONS": json.dumps(getattr(settings, "CELERY_BROKER_TRANSPORT_OPTIONS", None)),
         "JOBS_TEST_SETTINGS": json.dumps({k: v for k, v in settings.JOBS.items() if not isinstance(v, tuple)}),
         **more,
@@ -74,17 +73,9 @@ class Worker:
             env |= {"JOBS_SYNC_POINTS": sync, "JOBS_SYNC_DIR": str(self.directory)}
         self.log = self.directory / "log"
         known = set(Node.objects.values_list("pk", flat=True)) if wait else set()
-        command = [sys.executable, "-m", "celery", "-A", self.app, "worker", "-l", "INFO", "-c", str(concurrency)]
+        command = ["celery", "-A", self.app, "worker", "-l", "INFO", "-c", str(concurrency)]
         command += ["-n", f"{self.directory.name}@%h", "--without-mingle", "--without-gossip", *options]
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [*by, *die_with_parent(*command)],
-                stdout=log,
-                stderr=log,
-                env=environment(**env),
-                cwd=ROOT,
-                start_new_session=True,
-            )
+        self.process = fork_server.start(command, self.log, environment(**env), by)
         self.node: Node | None = None
         if wait:
             self.wait_ready(known)
