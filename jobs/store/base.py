@@ -202,6 +202,11 @@ class Store:
         """The tables that hold the rows of a table, and its indexes and constraints."""
         return [table]
 
+    def constraints(self, table: str) -> set[str]:
+        """The names of the constraints and indexes that a table has."""
+        with self.connection.cursor() as cursor:
+            return set(self.connection.introspection.get_constraints(cursor, table))
+
     #: Whether ended jobs are stored apart from live ones, and are deleted together with all jobs of their day.
     is_divided: Any = False
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 import uuid
 from collections.abc import Callable, Collection
 from contextlib import closing
@@ -20,6 +21,8 @@ from jobs.store.base import Claim
 
 #: CURRENT_TIMESTAMP has whole seconds only.
 NOW = databases.NOW_SQLITE
+
+_CONSTRAINT = re.compile(r'\bCONSTRAINT "([^"]+)"')
 
 _READY = f"""
 FROM jobs_job
@@ -115,6 +118,13 @@ class SQLite(base.Store):
     def by_index(self, rows: QuerySet[Job], states: Collection[str]) -> QuerySet[Job]:
         """SQLite uses a partial index only if the query repeats the index's condition."""
         return rows.filter(state__in=UNSUCCESSFUL) if states and set(states) <= set(UNSUCCESSFUL) else rows
+
+    def constraints(self, table: str) -> set[str]:
+        # Django's introspection parses the whole definition of each table, which takes a second for all.
+        with self.connection.cursor() as cursor:
+            cursor.execute("SELECT name, coalesce(sql, '') FROM sqlite_master WHERE tbl_name = %s", [table])
+            rows = cursor.fetchall()
+        return {name for name, _ in rows}.union(*(_CONSTRAINT.findall(sql) for _, sql in rows))
 
     @property
     def may_write(self) -> bool:

@@ -75,6 +75,7 @@ def lookups(model: type) -> list[str]:
     return [each if "=" in each else f"{each}={SECRET}" for each in asked if each.partition("=")[0] not in own]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [model for model in MODELS if model not in (Limit, Overview)])
 def test_no_list_is_filtered_by_what_is_no_filter_of_it(admin_client, rows, model):
     url = page_of(model, "changelist")
@@ -103,6 +104,7 @@ def others(rows) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_no_other_page_heeds_a_lookup(admin_client, rows):
     for url in others(rows):
         plain = admin_client.get(url).status_code
@@ -128,6 +130,7 @@ def test_what_django_itself_reads_of_a_url_tells_nothing_and_sorts_nothing(admin
         assert not any(f'"{name}"' in orders for name in ("kwargs", "args", "data", "answer", "on_success")), each
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [model for model in MODELS if model not in (Limit, Overview)])
 def test_no_value_of_a_filter_breaks_a_list(admin_client, rows, model):
     """On PostgreSQL no text has a NUL."""

@@ -253,14 +253,11 @@ class Search:
 
     @Rule("schema-complete", _("the database has all constraints and indexes of the models"))
     def missing(self) -> Rows:
-        connection, found = connections[self.using], []
-        with connection.cursor() as cursor:
-            for model in tables():
-                present: set[str] = set()
-                for table in store.of(self.using).parts(model._meta.db_table):
-                    present |= connection.introspection.get_constraints(cursor, table).keys()
-                names = [index.name for index in model._meta.indexes]
-                if connection.features.can_introspect_check_constraints:
-                    names += [constraint.name for constraint in model._meta.constraints]
-                found += [(name,) for name in names if name not in present]
+        connection, found, stored = connections[self.using], [], store.of(self.using)
+        for model in tables():
+            present: set[str] = set().union(*map(stored.constraints, stored.parts(model._meta.db_table)))
+            names = [index.name for index in model._meta.indexes]
+            if connection.features.can_introspect_check_constraints:
+                names += [constraint.name for constraint in model._meta.constraints]
+            found += [(name,) for name in names if name not in present]
         return [found]

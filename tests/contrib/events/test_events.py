@@ -268,6 +268,8 @@ def test_an_old_worker_that_registers_again_takes_no_newer_subscription_back():
     """A rolling deploy: else events of the new version are handed on, and nobody handles them."""
     with Worker(concurrency=1) as old:
         wait_for(Subscription.objects.exists, 20, "it has told of its handlers")
+        # Two that begin in the same second are of one age.
+        wait_for(lambda: timezone.now() > lost().defined_at + databases.SAME, 5, "what begins now is newer")
         with Worker(concurrency=1, TEST_LOST_VERSION="2"):
             wait_for(lambda: lost().version == 2, 20, "the new one has told of its handlers")
             rescue.bury(old.node.pk)

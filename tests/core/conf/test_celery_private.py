@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 
 import pytest
 
@@ -53,9 +54,15 @@ def test_each_is_used_where_the_list_says(name, purpose):
     assert last in file.read_text()
 
 
+@cache
+def _nodes(file):
+    return list(ast.walk(ast.parse(file.read_text())))
+
+
+@cache
 def _named(file):
     """What a module of ours defines, and what it sets on itself."""
-    nodes = list(ast.walk(ast.parse(file.read_text())))
+    nodes = _nodes(file)
     kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
     stored = [node for node in nodes if isinstance(getattr(node, "ctx", None), ast.Store)]
     return {node.name for node in nodes if isinstance(node, kinds)} | {
@@ -84,8 +91,7 @@ def test_nothing_else_is_used():
     listed |= {"_capture_exception", "_make_event_processor"}
     found = {}
     for file in ROOT.joinpath("jobs").rglob("*.py"):
-        nodes = list(ast.walk(ast.parse(file.read_text())))
-        ours = _named(file)
+        nodes, ours = _nodes(file), _named(file)
         read = [node for node in nodes if isinstance(node, ast.Attribute) and node.attr not in listed | ours]
         # What it inherits from a class of ours is its own.
         near = [

@@ -199,6 +199,7 @@ class Promise(RuleBasedStateMachine):
             assert Effect.objects.filter(key=job.args[0]).count() == 1
 
 
+@pytest.mark.slow
 @pytest.mark.wide
 @pytest.mark.timeout(300)
 def test_no_order_of_steps_makes_two_effects_of_one_key(own_settings):

@@ -269,6 +269,7 @@ def test_rows_that_another_session_has_locked_hold_up_no_other(side):
     assert Prune(side).run_once()["jobs"] == 5
 
 
+@pytest.mark.slow
 @pytest.mark.core
 @pytest.mark.database
 def test_a_hundred_thousand_go_with_a_few_statements_for_each_batch(side, settings, monkeypatch):
