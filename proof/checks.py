@@ -276,7 +276,7 @@ MODELS = (
             Guard(
                 "how many run counts, and not which slots",
                 ("LOWERED", "NO_COUNT"),
-                "jobs.contrib.limits.postgresql_claim (cardinality)",
+                "jobs.contrib.limits.store (cardinality)",
                 "more run than a lowered limit says",
             ),
         ),

@@ -168,13 +168,11 @@ OUT: dict[tuple[str, str], Code | str] = {
     ),
     ("limit", "the constraint of slots"): _code(constraint="jobs_job_limit_slot", on="postgresql"),
     ("limit", "a slot is a running row, and nothing that is given back"): _code(
-        Without(
-            "jobs.contrib.limits.postgresql_claim:_CLAIM", "limit_slot IS", clause="state = 'running' AND limit_slot IS"
-        ),
+        Without("jobs.contrib.limits.store:_CLAIM", "limit_slot IS", clause="state = 'running' AND limit_slot IS"),
         Without("jobs.contrib.limits.claims:running_in", "limit_slot__isnull=False", clause="WITH_SLOT"),
     ),
     ("limit", "how many run counts, and not which slots"): _code(
-        Without("jobs.contrib.limits.postgresql_claim:_CLAIM", "", clause="AND slots > cardinality(taken_slots)"),
+        Without("jobs.contrib.limits.store:_CLAIM", "", clause="AND slots > cardinality(taken_slots)"),
         Without("jobs.contrib.limits.claims:_sort", "slot is None", clause="len(taken[key]) >= limit.slots"),
         on="postgresql mysql",
     ),

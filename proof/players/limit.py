@@ -16,7 +16,7 @@ from django.db import IntegrityError, connection
 from jobs import store
 from jobs.contrib.limits import claims as limited
 from jobs.contrib.limits import limits
-from jobs.contrib.limits import postgresql_claim as at_once
+from jobs.contrib.limits import store as at_once
 from jobs.lifecycle import claims, transitions
 from jobs.models import Job, Node, State
 from jobs.store import databases

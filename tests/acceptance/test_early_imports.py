@@ -73,6 +73,7 @@ call_command("migrate", "jobs", "zero", verbosity=0, skip_checks=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("apps", "found"),
     [

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jobs
 from jobs import extensions
+from tests import house as house_counts
 
 HOME = Path(jobs.__file__).parent
 TESTS = Path(__file__).parents[1]
@@ -102,6 +103,13 @@ def test_the_core_names_no_extension():
 
 def test_the_doors_are_few_enough_to_be_read():
     assert (HOME / "doors.py").read_text().count("\n") <= 180
+
+
+def test_sql_for_our_tables_is_in_stores():
+    """In ``jobs/store``, and in the ``store.py`` of an extension."""
+    statement = re.compile(r"\b(?:FROM|INTO|UPDATE|JOIN|TRUNCATE|TABLE) jobs_\w+")
+    assert "contrib/fair/store.py" in house_counts.files(statement), "it finds those that are where they should be"
+    assert house_counts.outside(house_counts.files(statement)) == []
 
 
 def test_tests_stand_as_the_code_does():

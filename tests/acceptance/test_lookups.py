@@ -179,6 +179,7 @@ def test_no_permission_but_that_to_view_shows_a_row(staff, rows):
     assert client.post(url, {"verb": "happened"}).status_code == 403
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["change", "delete", "add"])
 @pytest.mark.parametrize("model", [model for model in MODELS if model is not Overview])
 def test_nor_does_any_of_them_alone(staff, rows, model, kind):

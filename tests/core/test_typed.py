@@ -69,6 +69,7 @@ assert jobs.Task is jobs.task.Task is Task
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ORDERS)
 def test_it_is_the_module_and_the_decorator_in_every_order_of_imports(first, tmp_path):
     app = tmp_path / "early_app"

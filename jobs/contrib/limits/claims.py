@@ -27,7 +27,7 @@ from jobs import store
 from jobs.conf import celery_app, conf
 from jobs.conf.logs import logger
 from jobs.contrib.limits import limits
-from jobs.contrib.limits import postgresql_claim as limited
+from jobs.contrib.limits import store as limited
 from jobs.contrib.limits.limits import Limits, name_of
 from jobs.contrib.limits.models import RateLimiter
 from jobs.contrib.limits.rates import Limit

@@ -32,7 +32,7 @@ class Limits(Extension):
 
     @property
     def looks(self) -> Mapping[str, str]:  # type: ignore[override]
-        from jobs.contrib.limits.postgresql_claim import LOOKS
+        from jobs.contrib.limits.store import LOOKS
 
         return LOOKS
 

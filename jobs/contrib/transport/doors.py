@@ -9,13 +9,13 @@ from jobs.doors import Extension
 
 class Broker(Extension):
     def prune(self, using: str, budget: float) -> Mapping[str, int]:
-        from jobs.contrib.transport import messages
+        from jobs.contrib.transport import store
 
-        return {"messages": messages.prune_replies()} if messages.are_in(using) else {}
+        return {"messages": store.prune_replies()} if store.are_in(using) else {}
 
     def disown(self, using: str, is_dry: bool) -> Mapping[str, int]:
-        from jobs.contrib.transport import messages
+        from jobs.contrib.transport import store
 
-        if not messages.are_in(using):
+        if not store.are_in(using):
             return {"messages": 0}
-        return {"messages": messages.count() if is_dry else messages.delete_all()}
+        return {"messages": store.count() if is_dry else store.delete_all()}

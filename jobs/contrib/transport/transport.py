@@ -1,6 +1,6 @@
 """A kombu transport over the database: ``broker_url = "jobs://"``, the broker when there is none.
 
-Messages are rows: tasks that are no jobs, remote control, events. A consumer hides the row it took for :data:`LEASE`
+Messages are rows: tasks that are no jobs, remote control, events. A consumer hides the row it took for ``LEASE``
 seconds and renews that while it listens, so a killed worker's messages come back by themselves. An acknowledgement
 deletes the row. (With ``-P solo`` a long body keeps the consumer from listening, and its message may be run twice.)
 """
@@ -15,24 +15,19 @@ from typing import Any
 
 import django
 from django.apps import apps
-from django.db import DatabaseError, InterfaceError, OperationalError, connections
-from django.db.models.constants import OnConflict
+from django.db import DatabaseError, InterfaceError, OperationalError
 from kombu.transport import virtual
 
 if not apps.ready and not apps.loading:
     # Commands such as `celery inspect` load the Celery app, but do not set up Django.
     django.setup()
 
-from jobs.store.databases import SideDatabase, home
-
-#: Seconds for which a delivered message stays hidden after its consumer was last seen.
-LEASE = 10.0
+from jobs.contrib.transport import store
+from jobs.store.databases import SideDatabase
 
 #: Seconds between two looks at the queues: right after a message, and after a quiet while. The last one: seconds after
 #: which a waiting consumer returns, to check for a shutdown and to renew leases.
 BUSY_POLL, IDLE_POLL, LONGEST_WAIT = 0.005, 0.2, 0.5
-
-DELETE, SHOW = "DELETE FROM jobs_message", "UPDATE jobs_message SET visible_at = {now}"
 
 
 class QoS(virtual.QoS):
@@ -41,11 +36,11 @@ class QoS(virtual.QoS):
     channel: Channel
 
     def ack(self, delivery_tag: str) -> None:
-        self.channel.change_held(delivery_tag, DELETE)
+        self.channel.change_held(delivery_tag, store.DELETE)
         super().ack(delivery_tag)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        self.channel.change_held(delivery_tag, SHOW if requeue else DELETE)
+        self.channel.change_held(delivery_tag, store.SHOW if requeue else store.DELETE)
         super().ack(delivery_tag)
 
 
@@ -63,51 +58,46 @@ class Channel(virtual.Channel):
         super().__init__(*args, **kwargs)
         self._unacknowledged_queues: set[str] = set()
 
-    def _execute(self, sql: str, *params: Any) -> Any:
+    @property
+    def side(self) -> SideDatabase:
         if self.connection is None:
             # Celery acknowledges a message from before the connection was lost; it handles this error.
             raise OperationalError("the channel is closed")
-        return self.connection.side.execute(sql, *params)
+        return self.connection.side
 
     # Messages
 
     def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
-        names = "queue, priority, payload, visible_at, deliveries"
-        values = (queue, self._get_message_priority(message), json.dumps(message))
-        self._execute(f"INSERT INTO jobs_message ({names}) VALUES (%s, %s, %s, {{now}}, 0)", *values)
+        store.put(self.side, queue, self._get_message_priority(message), json.dumps(message))
 
     def _get(self, queue: str, timeout: float | None = None) -> dict[str, Any]:
-        first = "WHERE queue = %s AND visible_at <= {now} ORDER BY priority, id LIMIT 4"
-        found = self._execute(f"SELECT id, payload, deliveries FROM jobs_message {first}", queue)
-        for key, payload, deliveries in found:
+        for key, payload, deliveries in store.first(self.side, queue):
             # Race: several consumers saw the row. Only one of them finds `deliveries` unchanged.
-            take = f"UPDATE jobs_message SET deliveries = deliveries + 1, visible_at = {{now}} + {LEASE}"
-            if self.change_held(f"{key}.{deliveries}", DELETE if queue in self._unacknowledged_queues else take):
+            what = store.DELETE if queue in self._unacknowledged_queues else store.take()
+            if store.change(self.side, what, key, deliveries):
                 message: dict[str, Any] = json.loads(payload)
                 message["properties"]["delivery_tag"] = f"{key}.{deliveries + 1}"
                 message["properties"]["delivery_info"]["redelivered"] = deliveries > 0
                 return message
         raise Empty()
 
-    def change_held(self, delivery_tag: str, change: str) -> bool:
-        """Change or delete a message, unless it was delivered again since; False if it was."""
-        key, deliveries = delivery_tag.split(".")
-        return bool(self._execute(f"{change} WHERE id = %s AND deliveries = %s", int(key), int(deliveries)))
+    def change_held(self, delivery_tag: str, what: str) -> None:
+        """Change or delete a message that this consumer has."""
+        store.change(self.side, what, *map(int, delivery_tag.split(".")))
 
     def renew(self) -> None:
         """Keep the messages of this consumer hidden from other consumers."""
         for tag in set(self.qos._delivered) - self.qos._dirty:
-            self.change_held(tag, f"{SHOW} + {LEASE}")
+            self.change_held(tag, store.hide())
 
     def _restore(self, message: Any) -> None:
-        self.change_held(message.delivery_tag, SHOW)
+        self.change_held(message.delivery_tag, store.SHOW)
 
     def _size(self, queue: str) -> int:
-        [[count]] = self._execute("SELECT COUNT(*) FROM jobs_message WHERE queue = %s AND visible_at <= {now}", queue)
-        return int(count)
+        return store.size(self.side, queue)
 
     def _purge(self, queue: str) -> int:
-        return int(self._execute("DELETE FROM jobs_message WHERE queue = %s", queue))
+        return store.purge(self.side, queue)
 
     # Consumers
 
@@ -124,14 +114,10 @@ class Channel(virtual.Channel):
     # Exchanges
 
     def _queue_bind(self, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
-        operations = connections[home()].ops
-        insert = operations.insert_statement(on_conflict=OnConflict.IGNORE)
-        suffix = operations.on_conflict_suffix_sql((), OnConflict.IGNORE, (), ())
-        sql = f"{insert} jobs_binding (exchange, routing_key, pattern, queue) VALUES (%s, %s, %s, %s) {suffix}"
-        self._execute(sql, exchange, routing_key or "", pattern or "", queue)
+        store.bind(self.side, exchange, routing_key or "", pattern or "", queue)
 
     def get_table(self, exchange: str) -> Any:
-        return self._execute("SELECT routing_key, pattern, queue FROM jobs_binding WHERE exchange = %s", exchange)
+        return store.bindings(self.side, exchange)
 
     def _put_fanout(self, exchange: str, message: dict[str, Any], routing_key: str, **kwargs: Any) -> None:
         for *_, bound in self.get_table(exchange):
@@ -140,7 +126,7 @@ class Channel(virtual.Channel):
     def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any) -> None:
         if if_empty and self._size(queue):
             return
-        self._execute("DELETE FROM jobs_binding WHERE queue = %s", queue)
+        store.unbind(self.side, queue)
         self._purge(queue)
         self.state.queue_bindings_delete(queue)
 
@@ -167,13 +153,15 @@ class Transport(virtual.Transport):
 
     def drain_events(self, connection: Any, timeout: float | None = None) -> None:
         # Renewing has to happen here and not in _get, which is not called while the prefetch is full.
-        if time.monotonic() - self._renewed > LEASE / 4:
+        if time.monotonic() - self._renewed > store.LEASE / 4:
             for channel in self.channels:
                 channel.renew()
             self._renewed = time.monotonic()
         deadline = None if timeout is None else time.monotonic() + min(timeout, LONGEST_WAIT)
         while True:
-            if self._has_message():
+            # One statement looks at all queues; kombu would send one for each.
+            queues = {queue for channel in self.channels for queue in channel._active_queues}
+            if store.has_message(self.side, sorted(queues)):
                 with suppress(Empty):
                     self.cycle.get(self._deliver, timeout=timeout)
                     self._pause = BUSY_POLL
@@ -183,13 +171,6 @@ class Transport(virtual.Transport):
                 raise TimeoutError("no message")
             time.sleep(min(left, self._pause))
             self._pause = min(self._pause * 1.5, IDLE_POLL)
-
-    def _has_message(self) -> bool:
-        """Look at all queues with one statement; kombu would send one for each queue."""
-        queues = sorted({queue for channel in self.channels for queue in channel._active_queues})
-        some = ", ".join(["%s"] * len(queues))
-        there = f"SELECT 1 FROM jobs_message WHERE queue IN ({some}) AND visible_at <= {{now}} LIMIT 1"
-        return bool(queues and self.side.execute(there, *queues))
 
     def close_connection(self, connection: Any) -> None:
         super().close_connection(connection)

@@ -138,6 +138,7 @@ def test_without_the_ledger_it_is_found(row, provider, monkeypatch):
     assert "effect()" in finding.cure
 
 
+@pytest.mark.slow
 def test_without_the_transaction_of_the_body_it_is_found(row, monkeypatch):
     monkeypatch.setattr(rows.get_or_create_mended, "atomic", False)
     assert "a row" in found_in(rows.get_or_create_mended, row.pk)[0].says[0]
@@ -191,6 +192,7 @@ def commits_by_hand(pk):
     Imported.objects.filter(pk=pk).update(fence=1)
 
 
+@pytest.mark.slow
 def test_statements_before_and_after_a_commit_by_hand_are_not_alike(row):
     found = assert_idempotent(commits_by_hand, row.pk, budget=(0, 0))
     sql = [each.number for each in found.operations if each.kind == "sql"]
@@ -221,6 +223,7 @@ def does_all(self, pk):
         Effect.objects.create(key="ada")
 
 
+@pytest.mark.slow
 def test_each_operation_is_noted_with_its_line(row):
     found = assert_idempotent(does_all, row.pk)
     start = inspect.getsourcelines(does_all.run)[1]
@@ -237,6 +240,7 @@ def asks(pk):
     requests.post("http://provider.example.com/charges", json={}, timeout=1)
 
 
+@pytest.mark.slow
 def test_a_request_is_seen_also_where_a_test_replaces_it(row, monkeypatch):
     requests = pytest.importorskip("requests")
 
@@ -491,6 +495,7 @@ def redact(task, name, value):
     return "(hidden)" if name == "secret" or task.endswith("does_all") else value
 
 
+@pytest.mark.slow
 def test_reports_show_what_people_may_see(row, settings, tmp_path):
     settings.JOBS = {**settings.JOBS, "REDACT": f"{__name__}.redact"}
     path = tmp_path / "report.html"

@@ -25,8 +25,7 @@ from django.db.models.signals import post_delete
 from jobs.calling import calls
 from jobs.conf import problems as wrong_settings
 from jobs.contrib.limits import claims as limited
-from jobs.contrib.limits import limits, rates
-from jobs.contrib.limits import postgresql_claim as store
+from jobs.contrib.limits import limits, rates, store
 from jobs.contrib.limits.claims import LimitedClaimer
 from jobs.contrib.limits.rates import limit_of
 from jobs.contrib.operator import problems, status

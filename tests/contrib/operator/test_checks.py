@@ -71,6 +71,7 @@ def test_a_setting_for_messages_that_does_nothing_for_jobs(url, settings, text):
         assert [text in each.msg for each in found if each.id == "jobs.W019"] == [True]
 
 
+@pytest.mark.slow
 def test_a_package_whose_task_needs_an_option(monkeypatch, settings):
     assert checks.check_celery(app()) == []
     monkeypatch.setitem(sys.modules, "post_office.tasks", SimpleNamespace(send_queued_mail=body))

@@ -17,7 +17,7 @@ from django.db import connection
 from kombu import Connection, Exchange, Queue
 
 from jobs import checks
-from jobs.contrib.transport import transport
+from jobs.contrib.transport import store
 from jobs.contrib.transport.transport import BUSY_POLL, IDLE_POLL
 from jobs.models import Node
 from jobs.store import databases
@@ -112,7 +112,7 @@ def test_a_requeued_message_comes_back_at_once_and_says_so(broker):
 
 
 def test_a_holder_that_stopped_renewing_loses_the_message(broker, monkeypatch):
-    monkeypatch.setattr(transport, "LEASE", 0.3)
+    monkeypatch.setattr(store, "LEASE", 0.3)
     queue = Queue("t1")(broker.default_channel)
     broker.Producer().publish({"n": 1}, routing_key="t1")
     first = queue.get()
@@ -124,7 +124,7 @@ def test_a_holder_that_stopped_renewing_loses_the_message(broker, monkeypatch):
 
 
 def test_a_consumer_that_drains_keeps_what_it_holds(broker, monkeypatch):
-    monkeypatch.setattr(transport, "LEASE", 0.4)
+    monkeypatch.setattr(store, "LEASE", 0.4)
     with Connection("jobs://") as other:
         held = []
         with broker.Consumer(Queue("t1"), callbacks=[lambda body, message: held.append(message)], prefetch_count=1):

@@ -109,6 +109,7 @@ def test_newest_job_is_first(viewer):
     assert listed(viewer) == short(jobs[1], jobs[2], jobs[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clock", ["one moment", "of the database", "of the caller"])
 @pytest.mark.parametrize(("sort", "order"), [("", ["-pk"]), ("ended", ["-finished_at", "-pk"])])
 def test_pages_follow_each_other_without_gap_or_repetition(viewer, sort, order, clock):
