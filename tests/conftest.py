@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import shutil
 import tempfile
@@ -28,6 +29,7 @@ from jobs.conf import celery_settings, syncpoints
 from jobs.lifecycle.worker_state import worker_state
 from jobs.maintenance import clock
 from jobs.models import tables
+from jobs.store.databases import SideDatabase
 from tests.helpers import servers
 
 FAULTS = Path(__file__).parent / "faults"
@@ -305,14 +307,15 @@ def _empty_broker() -> None:
                 broker.channel().queue_purge(queue)
     if settings.CELERY_BROKER_URL == "jobs://" or connection.vendor == "sqlite":
         # On SQLite they are in a file that Django's flush does not know.
-        from jobs.store.databases import SideDatabase
-
-        side = SideDatabase()
-        with side.cursor() as cursor:
+        with _side().cursor() as cursor:
             for model in tables():
                 if getattr(model, "is_beside", False):
                     cursor.execute(f"DELETE FROM {model._meta.db_table}")
-        side.close()
+
+
+@functools.cache
+def _side() -> SideDatabase:
+    return SideDatabase()
 
 
 @pytest.fixture

@@ -556,6 +556,7 @@ def read(page: Path) -> None:
     assert not missed, f"nobody runs {missed}"
 
 
+@pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if fences(page, "python") and name_of(page) not in ELSEWHERE], ids=name_of

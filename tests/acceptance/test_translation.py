@@ -294,6 +294,7 @@ def why(key: object, *options: str) -> str:
     return out.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.django_db
 @pytest.mark.parametrize("code", SITUATIONS)
 def test_every_reason_is_in_german_and_has_its_code(in_german, german, code):
@@ -417,6 +418,7 @@ def test_the_steps_of_a_job_and_the_signals(in_german, german):
     assert LogEntry.objects.get().get_change_message() == "Sent the signal genehmigt:42"
 
 
+@pytest.mark.slow
 @pytest.mark.django_db
 def test_lists_nodes_markers_and_calls(in_german, german):
     look(german, in_german, admin("job_changelist"), "Noch keine Einträge: Jobs.")
@@ -476,6 +478,7 @@ def test_the_events(in_german, german):
 # What people do
 
 
+@pytest.mark.slow
 @pytest.mark.django_db
 @pytest.mark.parametrize("verb", OPERATIONS)
 def test_what_is_done_is_told_in_german_and_stored_in_english(in_german, german, verb):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import logging
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 from celery import current_app
 
-import jobs
 from jobs.conf import logs
 from jobs.models import Job, Node
 from tests import tasks
@@ -19,30 +17,6 @@ from tests.helpers.harness import Worker, in_body, wait_ended, wait_state
 from tests.helpers.servers import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
-
-
-def test_every_line_in_the_code_names_its_action():
-    """``logger.info(..., extra={"action": ...})``, or a function that makes the fields."""
-    bare = []
-    for path in sorted(Path(jobs.__file__).parent.rglob("*.py")):
-        for call in ast.walk(ast.parse(path.read_text())):
-            if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)):
-                continue
-            owner = call.func.value
-            if not (isinstance(owner, ast.Name) and owner.id == "logger" and call.func.attr in LEVELS | {"log"}):
-                continue
-            extra = next((keyword.value for keyword in call.keywords if keyword.arg == "extra"), None)
-            if isinstance(extra, ast.Dict):
-                keys = {key.value for key in extra.keys if isinstance(key, ast.Constant)}
-                # {**fields, ...}: what is merged in has it.
-                if "action" in keys or None in extra.keys:
-                    continue
-            elif extra is not None:
-                continue
-            bare.append(f"{path.name}:{call.lineno}")
-    assert bare == []
 
 
 def test_a_job_that_no_worker_had_yet_has_no_node(caplog):
