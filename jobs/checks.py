@@ -37,7 +37,7 @@ E007 The database {alias!r} has AUTOCOMMIT = False: no worker would commit what 
   -> Remove AUTOCOMMIT; transaction.atomic() is what makes transactions.
 E010 These tasks have another serializer than JSON, and every call of them would raise: {tasks}.
   -> Remove their option serializer, or the setting task_serializer.
-E011 The pool's processes are not forked: they would not inherit the memory by which the worker knows what they run,
+E011 The pool's processes are not forked: they would not inherit the memory that tells the worker what they run,
      and the pipe that wakes them.
   -> Set worker_pool_start_method = 'fork', or use -P threads.
 E012 The SQLite database {alias!r} is in memory: the worker's processes would each have another one.

@@ -81,7 +81,7 @@ def guard(
             raise
         # The transaction is aborted, even if the caller catches this.
         connection.needs_rollback = True
-        raise Busy(f"somebody else has locked {model._meta.label} {lookup or ''}".rstrip()) from exc
+        raise Busy(f"another transaction has locked {model._meta.label} {lookup or ''}".rstrip()) from exc
     if not is_list and len(locked) > 1:
         raise model.MultipleObjectsReturned(f"guard({model.__name__}) found several rows: pass a queryset")
     if not is_list and not locked and not skip_locked:

@@ -195,7 +195,7 @@ class Store:
         fence = max(row.fence + 1, int(row.now * 1_000_000))
         until = row.now + self.ttl if self.expires else row.now
         if not lock_rows.take(self._side, self.key, row, self.job, self.lease, self.token, fence, until):
-            raise self.busy(f"somebody else was faster at the lock {self.key!r}")
+            raise self.busy(f"another holder took the lock {self.key!r} first")
         return fence
 
     def keep(self, seconds: float) -> bool:
@@ -215,7 +215,7 @@ class Store:
         return exc
 
     def held_by(self, job: object) -> Busy:
-        return self.busy(f"the lock {self.key!r} is held by {f'the job {job}' if job else 'somebody who is no job'}")
+        return self.busy(f"the lock {self.key!r} is held by {f'the job {job}' if job else 'code that is no job'}")
 
     def _read(self) -> tuple[Held | None, lock_rows.Row]:
         row = lock_rows.read(self._side, self.key)
@@ -287,7 +287,7 @@ def wake(key: str, run: Run | None = None) -> None:
                 if transitions.wake(transitions.LOCK + key, alias):
                     return
         except Error:
-            logger.debug("nobody was woken for the lock %r", key, exc_info=True, extra={"action": "lock_not_told"})
+            logger.debug("no job was woken for the lock %r", key, exc_info=True, extra={"action": "lock_not_told"})
             if not connections[alias].in_atomic_block:
                 databases.drop(alias)
 

@@ -171,7 +171,8 @@ def _lose_all(runs: list[Claimed], using: str, lose: Callable[[Job], bool]) -> i
         if abs(run[2]) in left and run[0] not in _waiting:
             _waiting.add(run[0])
             text = (
-                "job %s, whose process died, is given back later: somebody has locked the row of a job claimed with it"
+                "job %s, whose process died, is given back later: another transaction has locked the row of a job "
+                "claimed with it"
             )
             logger.warning(text, run[0], extra={"action": "rescue_waits", "job": str(run[0])})
     return sum(handed_back.values()) + _finish_all(counted, using, "rescued", lose)

@@ -21,7 +21,7 @@ def in_one_slot(search: Search) -> Rows:
     return [found]
 
 
-@Rule("held-let-in", _("whoever lets in a job that is held back at its limit knows of it"))
+@Rule("held-let-in", _("a job that is held back at its limit is on the list of that limit, so it is let in"))
 def without_a_rate_limiter(search: Search) -> Rows:
     """A held job is not looked at if it has no limiter, or if its limiter says that no job is held."""
     held = search.jobs.filter(HELD)

@@ -11,5 +11,5 @@ class Settings:
 
 #: Same form as in ``jobs.conf``.
 RULES = {
-    "METRICS_TOKEN": (".+", "text that nobody guesses, or None"),
+    "METRICS_TOKEN": (".+", "a text that is hard to guess, or None"),
 }

@@ -312,7 +312,7 @@ def is_long(client):
 
 
 def asked(request, key):
-    return AsyncResult(key).ready()  # differs: somebody asks for a result
+    return AsyncResult(key).ready()  # differs: code asks for a result
 
 
 async def later(request):

@@ -61,7 +61,7 @@ LENGTH = (
     "Job.objects.filter(queue=NAME, state='ready').count() of jobs.models.",
 )
 WAITED_FOR = (
-    "somebody asks for a result: that of a task which says nothing of retries may come a day later, if what failed may "
+    "code asks for a result: that of a task which says nothing of retries may come a day later, if what failed may "
     "pass",
     "Give the task max_retries=0, in its code or by JOBS['TASKS'], and it fails at once.",
 )
