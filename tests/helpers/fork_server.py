@@ -130,6 +130,9 @@ class Server:
         told: dict[str, int] = json.loads(said)
         if "ended" in told:
             self._codes[told["ended"]] = told["code"]
+        else:
+            # Another process may have had this pid.
+            self._codes.pop(told["pid"], None)
         return told
 
 
@@ -193,8 +196,9 @@ def _serve(control: socket.socket) -> str | None:
                 else:
                     argv, log, env = json.loads(wanted)
                     if not (pid := _fork(argv, log, env)):
-                        for open_here in selector.get_map().values():
-                            os.close(open_here.fd)
+                        for other in set(selector.get_map()) - {control.fileno()}:
+                            os.close(other)
+                        control.close()
                         return argv[0]
                     selector.register(os.pidfd_open(pid), selectors.EVENT_READ, pid)
                     told = {"pid": pid}

@@ -18,9 +18,11 @@ from vine import promise
 
 from jobs.conf import syncpoints
 from jobs.conf.logs import log
+from jobs.lifecycle.worker_state import is_alive
 from jobs.models import Node
 from jobs.worker.broker import _despite_leftovers
 from tests import tasks
+from tests.helpers import fork_server
 from tests.helpers.harness import ROOT, Worker, environment, wait_ended
 from tests.helpers.servers import accepts, wait_for
 from tests.models import Effect
@@ -162,8 +164,6 @@ time.sleep(600)
 
 
 def test_a_server_dies_with_the_process_that_started_it(redis_server):
-    from jobs.lifecycle.worker_state import is_alive
-
     starter = subprocess.Popen([sys.executable, "-c", STARTER], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert starter.stdout is not None
     port, pid = map(int, starter.stdout.readline().split())
@@ -171,6 +171,44 @@ def test_a_server_dies_with_the_process_that_started_it(redis_server):
     starter.kill()
     starter.wait()
     wait_for(lambda: not is_alive(pid) and not accepts(port), 10, "the server died")
+
+
+FORKS = """
+import os, pathlib, sys, time
+from tests.helpers import fork_server
+log = pathlib.Path(sys.argv[1])
+forked = fork_server.start(["http.server", "0"], log, {**os.environ, **fork_server.START})
+print(forked.pid, forked.poll(), type(forked).__name__, flush=True)
+time.sleep(600)
+"""
+
+
+def test_so_does_a_worker_that_is_a_fork(tmp_path):
+    starter = subprocess.Popen(
+        [sys.executable, "-c", FORKS, str(tmp_path / "log")], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert starter.stdout is not None
+    pid, *rest = starter.stdout.readline().split()
+    assert rest == ["None", "Forked"]
+    wait_for(lambda: "Serving HTTP" in (tmp_path / "log").read_text(), 20, "it runs, and says so in its file")
+    starter.kill()
+    starter.wait()
+    wait_for(lambda: not is_alive(int(pid)), 10, "it died")
+
+
+def test_a_fork_ends_as_another_process_does(tmp_path):
+    def start(*argv: str) -> fork_server.Process:
+        return fork_server.start(argv, tmp_path / "log", environment())
+
+    killed = start("http.server", "0")
+    assert start("calendar", "1970").wait(20) == 0
+    assert start("calendar", "no year").wait(20) == 2
+    assert "January" in (tmp_path / "log").read_text()
+    with pytest.raises(subprocess.TimeoutExpired):
+        killed.wait(0.1)
+    killed.kill()
+    assert killed.wait(20) == -signal.SIGKILL
+    assert all(isinstance(each, fork_server.Forked) for each in (killed, start("this")))
 
 
 def test_the_pool_knows_our_acknowledgements():
