@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import os
 import shutil
 import tempfile
@@ -307,15 +306,12 @@ def _empty_broker() -> None:
                 broker.channel().queue_purge(queue)
     if settings.CELERY_BROKER_URL == "jobs://" or connection.vendor == "sqlite":
         # On SQLite they are in a file that Django's flush does not know.
-        with _side().cursor() as cursor:
+        side = SideDatabase()
+        with side.cursor() as cursor:
             for model in tables():
                 if getattr(model, "is_beside", False):
                     cursor.execute(f"DELETE FROM {model._meta.db_table}")
-
-
-@functools.cache
-def _side() -> SideDatabase:
-    return SideDatabase()
+        side.close()
 
 
 @pytest.fixture

@@ -117,6 +117,7 @@ def test_demo_that_is_killed_leaves_no_workers_behind(tmp_path):
     wait_for(lambda: workers_in(tmp_path) == [], 5, "the workers end")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", ["0", "-3", "many"])
 def test_bad_number_of_signups_is_refused(tmp_path, number):
     run = demo(tmp_path, f"--signups={number}")

@@ -34,6 +34,7 @@ def test_the_promise_holds_under_every_fault_and_a_seed_repeats_the_run():
     assert (first["digest"], first["faults"]) == (second["digest"], second["faults"])
 
 
+@pytest.mark.slow
 def test_a_small_cluster_without_faults():
     found = run({**PLAN, "kinds": [], "hours": 0.002})
     assert not is_broken(found), lines(found)

@@ -13,7 +13,7 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 from playwright.sync_api import expect, sync_playwright
 
-from tests.browser.hands import Keyboard, Mouse, NoScript
+from tests.browser.hands import HANDS
 from tests.conftest import not_installed
 
 #: Milliseconds after which whatever is waited for does not come any more.
@@ -82,10 +82,7 @@ def log_in(*codenames: str) -> str:
     return client.cookies["sessionid"].value
 
 
-@pytest.fixture(
-    params=[Keyboard, pytest.param(Mouse, marks=pytest.mark.slow), pytest.param(NoScript, marks=pytest.mark.slow)],
-    ids=lambda kind: kind.__name__.lower(),
-)
+@pytest.fixture(params=HANDS, ids=lambda kind: kind.__name__.lower())
 def hand(request, visit):
     """Each test once by mouse, once by keyboard alone, and once without JavaScript."""
     return request.param(visit("*", java_script_enabled=request.param.has_script))

@@ -80,3 +80,6 @@ class Keyboard(Mouse):
     def write(self, target: Locator, text: str) -> None:
         self.reach(target)
         self.page.keyboard.type(text)
+
+
+HANDS = (Mouse, Keyboard, NoScript)

@@ -21,7 +21,7 @@ from tests.browser.axe import violations
 from tests.browser.pages import DASHBOARD, EFFECTS, LIMITS, LIST, RUN, change, said
 from tests.helpers.rows import make
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from tests.browser.pages import DASHBOARD
 from tests.browser.scene import IMPORT, Scene
 from tests.helpers.rows import let_heartbeat, make, make_node
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from tests.browser.axe import violations
 from tests.browser.pages import change
 from tests.helpers.rows import make
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
 
 
 def test_the_boxes_are_links_that_the_keyboard_follows(visit):

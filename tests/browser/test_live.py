@@ -11,7 +11,7 @@ from tests.browser.pages import DASHBOARD, LIST, change
 from tests.helpers.rows import make
 from tests.helpers.uvicorn import Uvicorn, session_of
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
 
 #: Milliseconds: well before a poll, also on a busy machine.
 SOON = 8_000

@@ -16,7 +16,7 @@ from tests.browser.pages import EMPTY, LIST, SHOWN, STEPS, change
 from tests.browser.scene import Scene
 from tests.helpers.rows import make
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
 
 DESK, PHONE = {"width": 1200, "height": 900}, {"width": 390, "height": 844}
 LOOK = ("view_job", "view_node", "view_effect", "view_marker", "view_limit", "view_event", "view_subscription")

@@ -18,7 +18,7 @@ from tests.browser.rows import TASK, ago, schedule, worker
 from tests.contrib.operator.tallies import tally
 from tests.helpers.rows import let_heartbeat, make, make_node
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("scheduled")]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow, pytest.mark.usefixtures("scheduled")]
 
 
 # The situations

@@ -16,7 +16,7 @@ from tests.browser.pages import change, said
 from tests.contrib.batches.making import made
 from tests.helpers.rows import make, make_node, say
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
 
 
 def test_the_bar_of_a_sites_own_page_goes_on_by_itself(visit):

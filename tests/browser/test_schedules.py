@@ -14,7 +14,7 @@ from tests.browser.pages import RUN, said
 from tests.browser.rows import ago, schedule, worker
 from tests.helpers.rows import make
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("scheduled")]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow, pytest.mark.usefixtures("scheduled")]
 
 ENTRIES = reverse("admin:jobs_schedule_changelist")
 REPORT = reverse("admin:jobs_schedule_change", args=["report"])

@@ -349,6 +349,7 @@ def test_a_task_that_has_no_end_is_refused(row):
 # The reports
 
 
+@pytest.mark.slow
 def test_the_report_is_one_page_that_asks_nobody(row, tmp_path):
     path = tmp_path / "report.html"
     found_in(mails.flag_after, row.pk, report=path)

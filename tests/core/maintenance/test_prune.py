@@ -183,6 +183,7 @@ def test_what_should_be_gone_is_seen_behind_what_is_kept():
     assert prune.behind("default") is None
 
 
+@pytest.mark.slow
 @pytest.mark.core
 @pytest.mark.database
 def test_whether_prune_is_behind_is_asked_by_an_index(settings):
