@@ -120,7 +120,7 @@ class SQLite(base.Store):
         return rows.filter(state__in=UNSUCCESSFUL) if states and set(states) <= set(UNSUCCESSFUL) else rows
 
     def constraints(self, table: str) -> set[str]:
-        # Django's introspection parses the whole definition of each table, which takes a second for all.
+        # Django's introspection parses the definition of every table: a second for all of them.
         with self.connection.cursor() as cursor:
             cursor.execute("SELECT name, coalesce(sql, '') FROM sqlite_master WHERE tbl_name = %s", [table])
             rows = cursor.fetchall()

@@ -86,3 +86,12 @@ def test_nothing_private_is_used_that_is_not_listed():
         private_names = [node for node in read if re.match(r"_(?!_|jobs)", node.attr)]
         found |= {f"{file.name}:{node.lineno}": node.attr for node in private_names}
     assert found == {}
+
+
+def test_each_path_of_tests_that_a_command_names_is_there():
+    """A file that was renamed was looked for in vain where other releases are tried."""
+    named = {}
+    for page in (*ROOT.glob("*.py"), *ROOT.glob("*.md"), *ROOT.glob(".github/workflows/*.yml"), ROOT / ".ci/run"):
+        named |= dict.fromkeys(re.findall(r"\btests/[\w/]+(?:\.\w+)?", page.read_text()), page.name)
+    assert "tests/acceptance/test_matrix.py" in named
+    assert {path: page for path, page in named.items() if not ROOT.joinpath(path).exists()} == {}

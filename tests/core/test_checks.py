@@ -219,6 +219,16 @@ def test_options_that_nobody_knows(settings, given, text):
     assert ids(checks.for_worker(worker())) == ["jobs.E001"]
 
 
+def test_the_settings_are_checked_once_and_again_when_one_changes(declare, settings):
+    """Not for each task: that took a tenth of a worker's start."""
+    settings.JOBS = {"RETENTION": 60.0}
+    for _ in range(3):
+        declare()
+    assert problems.cache_info().misses == 1
+    settings.DATABASES = {}
+    assert problems() == ["JOBS['DATABASES'] names 'default', which settings.DATABASES does not have."]
+
+
 def test_an_option_of_a_queue_that_no_extension_reads_is_refused(settings, monkeypatch):
     """Or a limit would hold nothing, and say nothing."""
     monkeypatch.setattr(extensions, "through", lambda door: ())

@@ -1,6 +1,7 @@
-"""A process that has imported what each worker imports: what it forks starts in half of the time.
+"""A process that has imported Celery and Django. A worker that it forks starts with two thirds of the processor time.
 
-A fork sees its own environment and arguments before it imports the project, as a new interpreter would.
+A fork gets its environment and arguments before it imports the project, as a new interpreter does. It also ends as one:
+the fork server of ``multiprocessing`` ends its children by ``os._exit()``, which leaves out a worker's last steps.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pathlib import Path
 
 from tests.helpers.servers import die_with_parent
 
-#: Nothing of this project, and nothing that reads a setting.
+#: What every worker imports, without this project and without what reads a setting.
 IMPORTED = (
     "celery.apps.worker",
     "celery.bin.celery",
@@ -44,16 +45,16 @@ IMPORTED = (
     "kombu.transport.redis",
     "pydantic",
 )
-#: Bytes of a message; an environment has fewer.
+#: The most bytes of a message to the fork server, or from it. An environment has fewer.
 LONGEST = 1 << 17
 PR_SET_PDEATHSIG = 1
 ROOT = Path(__file__).resolve().parents[2]
-#: What the interpreter itself is told where it starts.
+#: The environment variables of the interpreter itself.
 START = {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
 
 
 class Forked:
-    """What tests use of ``subprocess.Popen``, of a process whose parent is the fork server."""
+    """A process that the fork server forked. It has the part of ``subprocess.Popen`` that tests use."""
 
     def __init__(self, server: Server, pid: int) -> None:
         self.pid = pid
@@ -66,9 +67,9 @@ class Forked:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit status, as ``subprocess`` says it.
+        """Wait until it has ended; return its exit status (negative: the signal that killed it).
 
-        Raises ``subprocess.TimeoutExpired`` after so many seconds.
+        Raises ``subprocess.TimeoutExpired`` after ``timeout`` seconds.
         """
         began = time.monotonic()
         while (code := self.poll()) is None:
@@ -89,12 +90,12 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
-#: Of a worker.
+#: A worker's main process.
 Process = subprocess.Popen[bytes] | Forked
 
 
 class Server:
-    """The test process's end: it starts the fork server, which dies with it."""
+    """The fork server as the test process sees it. The fork server dies with the test process."""
 
     def __init__(self) -> None:
         self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -106,7 +107,7 @@ class Server:
         self._lock = threading.Lock()
 
     def start(self, argv: Sequence[str], log: Path, env: dict[str, str]) -> Forked:
-        """``python -m argv...`` in a session of its own, whose output is added to a file."""
+        """Run ``python -m argv...`` in a session of its own. Its output is appended to the log."""
         with self._lock:
             self._socket.send(json.dumps([list(argv), str(log), env]).encode())
             while (pid := self._read().get("pid")) is None:
@@ -131,7 +132,7 @@ class Server:
         if "ended" in told:
             self._codes[told["ended"]] = told["code"]
         else:
-            # Another process may have had this pid.
+            # An earlier process may have had the same pid.
             self._codes.pop(told["pid"], None)
         return told
 
@@ -146,10 +147,11 @@ def _of_start(env: dict[str, str]) -> dict[str, str]:
 
 
 def start(argv: Sequence[str], log: Path, env: dict[str, str], by: Sequence[str] = ()) -> Process:
-    """``python -m argv...`` in a session of its own; what it says is added to a file, and it dies with the tests.
+    """Run ``python -m argv...`` in a session of its own. Its output is appended to the log, and it dies with the tests.
 
-    A fork will not do where something is said to the interpreter's own start, or stands before it. Nor can a thread
-    begin the fork server, which would die with it.
+    It is a fork unless a new interpreter is needed: another program starts it (``by``), or its environment has other
+    variables of the interpreter (``PYTHONPATH``, ``LD_PRELOAD``). A thread gets no fork either, because a fork server
+    that a thread starts dies with that thread.
     """
     log.touch()
     is_plain = not by and _of_start(env) == _of_start({**os.environ, **START})
@@ -181,7 +183,7 @@ def _fork(argv: list[str], log: str, env: dict[str, str]) -> int:
 
 
 def _serve(control: socket.socket) -> str | None:
-    """Fork what is wanted, and tell what ended; return the module that a child is to run."""
+    """Fork on request, and report what ended. Return the module to run in a child, None in the server at its end."""
     with selectors.DefaultSelector() as selector:
         selector.register(control, selectors.EVENT_READ)
         while True:

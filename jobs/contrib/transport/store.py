@@ -17,7 +17,7 @@ LEASE = 10.0
 #: Seconds after which unread replies of the remote control are deleted.
 REPLY_TTL = 3600.0
 
-#: What is done with a message: a consumer acknowledges it, or it is visible again.
+#: Changes of a message (see :func:`change`): its consumer acknowledges it, or other consumers see it again.
 DELETE, SHOW = "DELETE FROM jobs_message", "UPDATE jobs_message SET visible_at = {now}"
 
 
@@ -33,17 +33,17 @@ def first(side: SideDatabase, queue: str) -> Any:
 
 
 def take() -> str:
-    """A consumer takes it."""
+    """The change with which a consumer takes a message for ``LEASE`` seconds."""
     return f"UPDATE jobs_message SET deliveries = deliveries + 1, visible_at = {{now}} + {LEASE}"
 
 
 def hide() -> str:
-    """The consumer that has it is still there."""
+    """The change with which a consumer keeps its message for ``LEASE`` seconds more."""
     return f"{SHOW} + {LEASE}"
 
 
 def change(side: SideDatabase, what: str, key: int, deliveries: int) -> bool:
-    """Change or delete a message, unless it was delivered again since; False if it was."""
+    """Change or delete a message. False: it was delivered again meanwhile, and is left as it is."""
     return bool(side.execute(f"{what} WHERE id = %s AND deliveries = %s", key, deliveries))
 
 
@@ -57,7 +57,7 @@ def purge(side: SideDatabase, queue: str) -> int:
 
 
 def has_message(side: SideDatabase, queues: Collection[str]) -> bool:
-    """Whether one of several queues has a message, by one statement."""
+    """Whether any of the queues has a message. It is one statement for all of them."""
     some = ", ".join(["%s"] * len(queues))
     there = f"SELECT 1 FROM jobs_message WHERE queue IN ({some}) AND visible_at <= {{now}} LIMIT 1"
     return bool(queues and side.execute(there, *queues))

@@ -1,6 +1,6 @@
 """A kombu transport over the database: ``broker_url = "jobs://"``, the broker when there is none.
 
-Messages are rows: tasks that are no jobs, remote control, events. A consumer hides the row it took for ``LEASE``
+Messages are rows: tasks that are no jobs, remote control, events. A consumer hides the row it took for ``store.LEASE``
 seconds and renews that while it listens, so a killed worker's messages come back by themselves. An acknowledgement
 deletes the row. (With ``-P solo`` a long body keeps the consumer from listening, and its message may be run twice.)
 """

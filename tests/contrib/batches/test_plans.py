@@ -13,7 +13,6 @@ from tests.helpers.plans import assert_indexed, make_history
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.core]
 
 
-@pytest.mark.slow
 def test_every_hot_query_uses_an_index():
     make_history()
     batch = Batch.objects.create(name="open")

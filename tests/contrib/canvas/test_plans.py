@@ -11,7 +11,6 @@ from tests.helpers.plans import assert_indexed, make_history
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.core]
 
 
-@pytest.mark.slow
 def test_every_hot_query_uses_an_index():
     make_history()
     assert_indexed("part", lambda: chords.count(current_app, {}, "one", "nobody", "default", 1))

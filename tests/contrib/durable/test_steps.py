@@ -900,7 +900,6 @@ def test_a_thousand_steps_are_each_done_once():
     assert Step.objects.filter(job=result.id).count() == 1001
 
 
-@pytest.mark.slow
 def test_children_may_be_more_than_one_statement_reads():
     result = bodies.many_children.delay(600)
     run_jobs()

@@ -88,7 +88,6 @@ def concat(text: str, other: str) -> str:
     return f"CONCAT('{text}', {other})" if connection.vendor == "mysql" else f"'{text}' || {other}"
 
 
-@pytest.mark.slow
 def test_where_very_many_wait_an_index_answers(admin_client):
     make_waiting()
     assert Job.objects.filter(waits_for__startswith="signal:approved:").count() > ROWS

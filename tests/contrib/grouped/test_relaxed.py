@@ -203,7 +203,6 @@ def test_a_crash_takes_back_nothing_that_was_followed(has_guard, template, tmp_p
 ROUNDS, EACH = 3, 400
 
 
-@pytest.mark.slow
 @pytest.mark.servers
 @pytest.mark.timeout(300)
 def test_a_server_that_crashes_forgets_effects_and_completions_together(

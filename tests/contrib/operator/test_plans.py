@@ -17,7 +17,6 @@ from tests.helpers.plans import FEW, ROWS, assert_indexed, make_history, plan
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.core]
 
 
-@pytest.mark.slow
 def test_every_hot_query_uses_an_index(monkeypatch):
     make_history()
     monkeypatch.setattr("jobs.contrib.verify.verify.HISTORY", FEW // 2)
@@ -68,7 +67,6 @@ def test_nothing_is_compiled_that_ends_early(admin_client):
             cursor.execute("RESET jit_above_cost")
 
 
-@pytest.mark.slow
 def test_what_people_select_by_has_an_index(admin_client, monkeypatch):
     make_history()
     old, middle = (Job.objects.filter(state="succeeded").order_by("pk")[at] for at in (ROWS // 20, ROWS // 2))

@@ -598,8 +598,7 @@ def keep_killing(workers: list[Worker], seconds: float, **env: str) -> None:
 
 
 @pytest.mark.database
-@pytest.mark.slow
-@pytest.mark.parametrize("seconds", [15, pytest.param(300, marks=pytest.mark.timeout(420))])
+@pytest.mark.parametrize("seconds", [15, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(420)])])
 def test_kills_neither_lose_nor_double_a_tick(seconds):
     env = with_schedule(second=entry(1.0, "second"))
     workers = [Worker(concurrency=1, wait=False, **env) for _ in range(3)]

@@ -58,7 +58,6 @@ def page(client: Client, **query: str) -> None:
     assert client.get(reverse("admin:jobs_job_changelist"), query).status_code == 200
 
 
-@pytest.mark.slow
 def test_every_hot_query_uses_an_index(history, admin_client, settings):
     settings.JOBS = {**settings.JOBS, "RETENTION": 3600.0}
     hot = hot_queries(history, admin_client)

@@ -183,7 +183,6 @@ def test_what_should_be_gone_is_seen_behind_what_is_kept():
     assert prune.behind("default") is None
 
 
-@pytest.mark.slow
 @pytest.mark.core
 @pytest.mark.database
 def test_whether_prune_is_behind_is_asked_by_an_index(settings):
@@ -270,7 +269,6 @@ def test_rows_that_another_session_has_locked_hold_up_no_other(side):
     assert Prune(side).run_once()["jobs"] == 5
 
 
-@pytest.mark.slow
 @pytest.mark.core
 @pytest.mark.database
 def test_a_hundred_thousand_go_with_a_few_statements_for_each_batch(side, settings, monkeypatch):

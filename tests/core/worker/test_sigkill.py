@@ -56,7 +56,6 @@ def takes_its_node_down(key, poison=False):
         os.killpg(0, signal.SIGKILL)
 
 
-@pytest.mark.slow
 @pytest.mark.core
 def test_a_job_that_takes_its_node_down_fails_no_innocent_one(settings):
     """It is claimed with others, and as often as it may; of those that were claimed with it nobody is lost."""
