@@ -205,6 +205,10 @@ class Shop:
         """
         return until(lambda: got if (got := self.client.get(url)).status_code not in (409, 500) else None, url)
 
+    def until_logged(self, order: Order, action: str) -> None:
+        """pretix saves what became of a mail, then its log: with stock Celery these are two commits."""
+        until(order.all_logentries().filter(action_type=action).exists, f"the log says {action}")
+
     def says(self, order: Order) -> dict[str, Any]:
         """What stands in the database of an order."""
         order.refresh_from_db()
@@ -287,6 +291,7 @@ def paid_with_invoice_and_ticket(shop: Shop) -> Any:
     shop.api("orders/BBBB1/mark_paid/", {"send_email": True}, status=200)
     mails = shop.mails.to("bbbb1@example.com")
     until(lambda: Invoice.objects.filter(order=order).exclude(file="").exists(), "the invoice is printed")
+    shop.until_logged(order, "pretix.event.order.invoice.sent")
     [invoice] = order.invoices.all()
     return mails, invoice.file.read(4).decode("latin1"), shop.says(order)
 
@@ -375,6 +380,7 @@ def mail_server_is_full_at_first(shop: Shop) -> Any:
 def mail_that_is_refused(shop: Shop) -> Any:
     order = shop.order("KKKK1", "refused@example.com", send_email=True)
     until(lambda: OutgoingMail.objects.filter(order=order, status="failed").exists(), "it is said")
+    shop.until_logged(order, "pretix.event.order.email.error")
     return shop.says(order), shop.mails.asked["refused@example.com"]
 
 
