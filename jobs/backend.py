@@ -200,8 +200,9 @@ class Backend(BaseBackend):
     def _jobs(self, task_ids: Iterable[str]) -> dict[uuid.UUID | None, Job]:
         found: dict[uuid.UUID | None, Job] = {}
         for alias, some in self._places(map(as_uuid, task_ids)):
-            rows = Job.objects.using(alias).select_related("node").filter(pk__in=some)
-            jobs: list[Job] = databases.patiently(alias, partial(list, rows))
+            # The row of its node may be gone: the key alone would ask for it.
+            here = Job.objects.using(alias).select_related("node")
+            jobs: list[Job] = databases.patiently(alias, partial(list, here.filter(pk__in=some)))
             found |= {job.pk: job for job in jobs}
             # A task that replaced another goes on under its id.
             replaced = [job for job in jobs if isinstance(job.options, dict) and job.options.get("replaced")]
@@ -211,7 +212,7 @@ class Backend(BaseBackend):
                     del found[job.pk]
             places = {job.replay_of: job.pk for job in replaced if job.replay_of}
             if places:
-                found |= {places[job.pk]: job for job in Job.objects.using(alias).filter(pk__in=places)}
+                found |= {places[job.pk]: job for job in here.filter(pk__in=places)}
         return found
 
     @staticmethod

@@ -115,6 +115,14 @@ def given(job: Job) -> dict[str, Any]:
     return {"args": decoded(job.args), "kwargs": decoded(job.kwargs), **embedded(job.options)}
 
 
+def restore(run: Run) -> None:
+    """Give the request the row's contents again. If the body is a coroutine that has ended, it is not awaited again:
+    what it said about its follow-ups stays.
+    """
+    said = {name: getattr(run.request, name) for name in _EMBEDDED} if run.body is not None else {}
+    run.request.update({**given(run.job), **said})
+
+
 def embedded(options: Mapping[str, Any]) -> dict[str, Any]:
     """What the body has besides the arguments."""
     if not options:

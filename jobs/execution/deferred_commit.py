@@ -40,7 +40,13 @@ class Commit:
                 "it a step: self.step(name, function)"
             )
         # After a deadlock it is called again, and it may change its arguments.
-        args, kwargs = deepcopy((self._args, self._kwargs))
+        try:
+            args, kwargs = deepcopy((self._args, self._kwargs))
+        except Exception as exc:
+            raise TypeError(
+                "an argument of self.commit() cannot be copied, and after a deadlock the function is called again: "
+                f"pass it plain values ({exc})"
+            ) from exc
         return self._function(*args, **kwargs)
 
     def alone(self) -> Any:

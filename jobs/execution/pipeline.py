@@ -135,7 +135,8 @@ def receive(task: Any, context: Any, args: Any, kwargs: Any) -> Any:
             calls.receive(task.name, context, args, kwargs)
         except Exception as exc:
             finish.let_end(exc)
-            if isinstance(exc, TypeError | ValueError | DataError | IntegrityError) and not task.key_templates:
+            is_plain = not task.key_templates and not task.is_fenced
+            if isinstance(exc, TypeError | ValueError | DataError | IntegrityError) and is_plain:
                 text = (
                     "was sent by name and not by delay(), and cannot be kept as a job; it runs as a stock Celery task"
                 )
@@ -143,7 +144,7 @@ def receive(task: Any, context: Any, args: Any, kwargs: Any) -> Any:
                 logger.warning("%s[%s] %s: %s", task.name, context.id, text, exc, extra=extra)
                 break
             if not isinstance(exc, Error) or isinstance(exc, DataError | IntegrityError):
-                # Without a row it would run without the marker and the lock, and do what they should prevent.
+                # Without a row it would run without the marker, the lock and the waits that it needs.
                 raise
             # Also a server that takes no writes, or a table that is not migrated yet: the next attempt may succeed.
             error = exc
@@ -243,7 +244,7 @@ def _raised(run: Run) -> Conflict | Lost | Raised:
     """A coroutine has raised: there is nothing to commit. Celery's autoretry may make a retry of the exception."""
     assert run.body is not None
     try:
-        run.request.update(request.given(run.job))
+        request.restore(run)
         run.body()
     except LostLease as exc:
         return Raised(exc)
@@ -259,7 +260,7 @@ def _attempt(run: Run) -> Committed | Conflict | Lost | Raised:
     reached, is_lost = "begin", False
     try:
         # A handler, or an attempt that was rolled back, may have changed the request, from which a retry is made.
-        run.request.update(request.given(job))
+        request.restore(run)
         # Made anew for each attempt: a body may change its arguments.
         args, kwargs = decoded(job.args), decoded(job.kwargs)
         at = store.of(using)

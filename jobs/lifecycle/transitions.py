@@ -364,6 +364,7 @@ def retry_by_hand(job_id: uuid.UUID, using: str) -> bool:
     Raises:
         UniqueTaken: another job has its unique key; says which.
         UniqueBusy: another transaction may be taking it.
+        Busy: an extension still works at its end.
     """
     over = Job.objects.using(using).filter(pk=job_id, state__in=UNSUCCESSFUL)
     # Only the notes of ended jobs: they were for the run before.

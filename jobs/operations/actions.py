@@ -15,6 +15,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from jobs import extensions
+from jobs.errors import Busy
 from jobs.lifecycle import transitions, unique
 from jobs.lifecycle.transitions import UniqueBusy, UniqueTaken
 from jobs.models import WAITING, Job, State
@@ -162,6 +163,8 @@ class Retry(Operation):
         except UniqueBusy:
             says = gettext("another transaction is about to take its unique key; try again in a moment")
             raise Refused(says) from None
+        except Busy as exc:
+            raise Refused(str(exc)) from None
 
     def rehearse(self, job: Job) -> None:
         if unique.holder_of(job) is not None:

@@ -96,16 +96,27 @@ def is_lost(exc: BaseException, alias: str, before: Any = None) -> bool:
         before: the driver's connection before the transaction, if that has ended meanwhile.
     """
     if sqlstate(exc) in REFUSES:
-        return True
+        return not _takes_writes(alias)
     if not isinstance(exc, OperationalError | InterfaceError):
         return False
     connection = connections[alias]
     if connection.connection is None or before not in (None, connection.connection):
         return True
     if code := sqlstate(exc):
-        # In a failed transaction ``is_usable()`` would fail, although the connection lives.
-        return code.startswith(("08", "57P0"))
+        # In a failed transaction ``is_usable()`` would fail, although the connection lives. With such a code it was
+        # another connection of the body that died, if this one answers.
+        return code.startswith(("08", "57P0")) and not connection.is_usable()
     return not is_interrupted(alias) and not connection.is_usable()
+
+
+def _takes_writes(alias: str) -> bool:
+    """Whether the connection works, and its server takes writes: then another connection of the body was refused."""
+    try:
+        with connections[alias].cursor() as cursor:
+            cursor.execute("SHOW transaction_read_only")
+            return bool(cursor.fetchone()[0] == "off")
+    except Error:
+        return False
 
 
 def sqlstate(exc: BaseException) -> str:

@@ -8,8 +8,11 @@ import time
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any
 
+from celery.exceptions import TaskPredicate
+
 from jobs.errors import Replaced
-from jobs.lifecycle.run import Run, on_thread
+from jobs.execution.deferred_commit import Commit
+from jobs.lifecycle.run import Run, Suspended, on_thread
 from jobs.lifecycle.worker_state import AWAITS, BODY
 from jobs.models.values import decoded
 
@@ -37,6 +40,8 @@ class Awaited:
         self._aside_calls: list[asyncio.Future[Any]] = []
         #: The timers of its time limits.
         self.timers: dict[str, asyncio.TimerHandle] = {}
+        #: The seconds that its time limit leaves for the function of ``Task.commit``; 0: there is no limit.
+        self.left = 0.0
 
     async def drive(self) -> None:
         """Await the body to its end. It never raises."""
@@ -64,8 +69,7 @@ class Awaited:
     def conclude(self) -> None:
         """Give the outcome to the run."""
         run = self.run
-        if self.verdict is not None:
-            self.raised = self.verdict
+        self.raised = _said(self.raised) if self.verdict is None else self.verdict
         run.is_atomic = self.raised is None or isinstance(self.raised, Replaced)
         run.body = self._end_by_run if self.verdict is None and _is_wrapped(run.task) else self._end
 
@@ -77,7 +81,11 @@ class Awaited:
     def _end(self, *args: Any, **kwargs: Any) -> Any:
         if self.raised is not None:
             raise self.raised
-        return self.result
+        if not isinstance(self.result, Commit):
+            return self.result
+        # Here, so that autoretry hears of what it raises. Another one that the body made does not count.
+        self.run.promised = None
+        return self.result.within(self.run.is_atomic)
 
     def _aside(self, call: Callable[[], Any]) -> None:
         if asyncio.events._get_running_loop() is None:
@@ -105,6 +113,20 @@ class Awaited:
         assert self.task is not None
         self.task.uncancel()
         return struck
+
+
+def _said(exc: BaseException | None) -> BaseException | None:
+    """What a body asked for in an ``asyncio.TaskGroup``, which wraps it. As with ``gather()``, the first counts."""
+    if not isinstance(exc, BaseExceptionGroup):
+        return exc
+    first: BaseException = exc
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    if isinstance(first, Suspended | TaskPredicate):
+        return first
+    if getattr(first, "ends_job", False):
+        exc.ends_job = True  # type: ignore[attr-defined]
+    return exc
 
 
 def _is_wrapped(task: Any) -> bool:

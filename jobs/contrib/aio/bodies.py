@@ -31,6 +31,7 @@ from jobs.contrib.aio.celery_stacks import owner
 from jobs.contrib.aio.runner import AsyncRunner
 from jobs.errors import Cancel, LostLease
 from jobs.execution import pipeline
+from jobs.execution.deferred_commit import Commit
 from jobs.lifecycle import wakeups
 from jobs.lifecycle.run import Run, current_run
 from jobs.lifecycle.wakeups import Wakeup
@@ -305,7 +306,12 @@ class Bodies:
         found: list[_Taken] = []
         told_at = time.monotonic()
         for run, own, steps in batch:
+            if (left := self.running[run].left) and isinstance(self.running[run].result, Commit):
+                # The function of ``Task.commit`` holds up all other runs. No exception can be raised on this thread.
+                run.slot.limit(0.0, time.monotonic() + left)
             found.append((run, own, steps, self._step(self._runner.go_on, run, own, steps)))
+            if left and run.slot.hard_at:
+                run.slot.limit(0.0, 0.0)
             if time.monotonic() - told_at > SLOW:
                 # Other runs do not wait for a slow function of ``Task.commit``.
                 self.loop.call_soon_threadsafe(self._next, found)
@@ -347,6 +353,8 @@ class Bodies:
         run = awaited.run
         if run.slot.soft_at or run.slot.hard_at:
             # A run that was ended keeps its hard limit until the thread takes it: the thread may hang in its step.
+            if awaited.verdict is None and run.slot.hard_at:
+                awaited.left = max(TICK, run.slot.hard_at - time.monotonic())
             run.slot.limit(0.0, 0.0 if awaited.verdict is None else run.slot.hard_at)
         for timer in awaited.timers.values():
             timer.cancel()

@@ -26,6 +26,9 @@ def declared(task: type[Any]) -> None:
         return
     run = inspect.getattr_static(task, "run")
     function = getattr(run, "__func__", run)
+    if getattr(function, "__globals__", {}).get("__name__") == "celery.app.base" and _is_async(function):
+        # Celery's wrapper makes a model of what the function returns, and here that is a coroutine.
+        raise TypeError("pydantic=True is for plain bodies: make the models in the async def body: Model(**data)")
     if iscoroutinefunction(function):
         if task.atomic and ("atomic" in task.declared or "atomic" in vars(task)):
             raise TypeError(
@@ -40,6 +43,10 @@ def declared(task: type[Any]) -> None:
         # Its atomic part is the commit.
         task.atomic = True
         own_stacks(task)
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    return bool(iscoroutinefunction(inspect.unwrap(function)))
 
 
 def _run(task: type[Any], function: Callable[..., Any], has_self: bool) -> Callable[..., Any]:

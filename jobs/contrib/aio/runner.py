@@ -185,12 +185,9 @@ class AsyncRunner(Runner):
 def _result(run: Run) -> Any:
     """The result to keep of a body that returned. Raises if the run cannot be completed together with other runs."""
     assert run.body is not None
+    follows = run.planned or run.promised is not None
+    if follows or any(look(run) is not None for look in extensions.through("completing")):
+        raise ValueError("something follows it")
     run.result = run.body()
     pipeline.check_returned(run.result)
-    if (
-        run.planned
-        or run.promised is not None
-        or any(look(run) is not None for look in extensions.through("completing"))
-    ):
-        raise ValueError("something follows it")
     return None if run.result is None else jsonable(run.result, "the result")

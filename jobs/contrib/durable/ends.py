@@ -38,7 +38,7 @@ def of(job: Any, error: Mapping[str, Any]) -> Callable[[], None] | None:
 
     def write() -> None:
         if undo:
-            # It carries all that it needs: the job may be retried before it runs.
+            # It carries all that it needs: the job may be deleted before it runs.
             transitions.add_own("jobs.compensate", [str(job.pk), undo], using, job.queue, job)
         for key in waited:
             # The job may have been woken for a signal that it did not take.

@@ -27,6 +27,7 @@ from django.db import Error, transaction
 from django.db.models import Exists, OuterRef, Value
 from django.db.models.functions import Concat, Now
 from django.db.transaction import TransactionManagementError
+from django.utils.translation import gettext
 
 from jobs import extensions, store
 from jobs.backend import exception_of
@@ -37,12 +38,13 @@ from jobs.conf.syncpoints import reach
 from jobs.contrib.durable import signals
 from jobs.contrib.durable.models import Step
 from jobs.contrib.durable.store import Gone, steps, take, write_done
-from jobs.errors import Cancel, EffectParked, LostLease, NotSettled
+from jobs.errors import Busy, Cancel, EffectParked, LostLease, NotSettled
 from jobs.execution import backoff, finish
 from jobs.execution.pipeline import RERUNS
 from jobs.lifecycle import transitions
 from jobs.lifecycle.run import Run, Suspended, current_run, on_thread, persistently
 from jobs.lifecycle.transitions import NEVER, now_plus
+from jobs.lifecycle.worker_state import worker_state
 from jobs.models import LIVE, Cancellation, Job, State
 from jobs.models.values import decoded, jsonable
 from jobs.store import databases
@@ -70,6 +72,8 @@ _in_awaited_step: ContextVar[bool] = ContextVar("in_awaited_step", default=False
 def history_of(task: Any) -> History | None:
     """What the job of this run has done so far; None in a plain call of the task, which makes no job."""
     run = current_run()
+    if run is None and task.request_stack.top is None and worker_state.node.int:
+        raise RuntimeError("a thread that a body started has no job: call the step in the thread of the body")
     if run is None or run.task.name != task.name:
         return None
     if (found := _of(run)) is None:
@@ -97,13 +101,14 @@ def is_in_step(run: Run) -> bool:
 def deadline_of(run: Run) -> datetime.datetime | None:
     """When the job is to be cancelled at the latest. What its call said (``expires=``) was about its start.
 
-    None also in a run that began after the deadline: a person asked for that run. The database's clock decides.
+    None also in a run that a person asked for after the deadline. The database's clock decides.
     """
     if run.task.deadline is None:
         return None
     assert run.job.started_at is not None
     found: datetime.datetime = run.job.created_at + run.task.deadline
-    return found if found > run.job.started_at else None
+    # A retry by hand takes the job's ``expires_at`` away.
+    return found if found > run.job.started_at or run.job.expires_at is not None else None
 
 
 def late() -> Cancel:
@@ -366,6 +371,8 @@ class History:
     def _end_step(self, row: Any, state: str, heeds: bool, takes: bool) -> None:
         """Take the signal, check the fence and write the row. If one statement does it, the COMMIT goes with it."""
         is_done = None
+        # Where the COMMIT goes with the statement, Django does not look.
+        store.of(self.using).connection.validate_no_broken_transaction()
         if state == DONE:
             is_done = write_done(self.job, row, time.monotonic() - row.began, heeds, self._deadline, takes)
         if is_done is not None:
@@ -484,7 +491,8 @@ class History:
             most, jitter = getattr(task, "retry_backoff_max", 600), getattr(task, "retry_jitter", True)
             return float(get_exponential_backoff_interval(int(max(1.0, factor)), failures, most, jitter))
         if says_how_to_retry(task) or not (table := conf().RETRY):
-            return float(task.default_retry_delay)
+            pause = getattr(task, "retry_kwargs", {}).get("countdown")
+            return float((task.default_retry_delay if pause is None else pause) or 0)
         return backoff.of_the_table(min(failures, len(table) - 1))
 
     # Children
@@ -540,6 +548,9 @@ def wake_parent(batch_id: Any, using: str) -> None:
 
 def run_again(jobs: Any, using: str) -> None:
     """Jobs (a queryset of ended ones) are retried: each goes on at the step that failed."""
+    children = Job.objects.using(using).filter(parent_id__in=jobs.values("pk"), state__in=LIVE)
+    if children.filter(task="jobs.compensate").exists():
+        raise Busy(gettext("its steps are still being taken back (jobs why says by which job): try again after that"))
     rows = Step.objects.using(using).filter(job__in=jobs.values("pk"))
     others = Step.objects.using(using).filter(job=OuterRef("job"))
     # Only the last failure: the body has caught those before it.

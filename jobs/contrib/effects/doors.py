@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from asgiref.sync import iscoroutinefunction
+
 from jobs.doors import Extension
 
 POLICY = "'retry', 'park' or a callable that asks the provider"
@@ -26,6 +28,8 @@ class Effects(Extension):
         policy = getattr(policy, "__func__", policy)
         if not callable(policy) and policy not in ("retry", "park"):
             raise ValueError(f"on_ambiguous={policy!r} must be {POLICY}")
+        if iscoroutinefunction(policy):
+            raise TypeError(f"on_ambiguous={policy!r} is async, and is called on a thread: make it a plain function")
         task.on_ambiguous = staticmethod(policy) if callable(policy) else policy
 
     def reasons(self, view: Any) -> Iterator[Any]:

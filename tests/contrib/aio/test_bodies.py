@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import datetime
 import os
+import threading
 from importlib.util import find_spec  # noqa: F401
 
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
-from celery import current_app, shared_task, signals
+from celery import chain, current_app, shared_task, signals
 from celery.exceptions import Reject
 from django.db import IntegrityError, connection, connections
 from django.utils import timezone
 
 import jobs
-from jobs import Cancel, Snooze, Task
+from jobs import Cancel, EffectParked, Snooze, Task
 from jobs.lifecycle.run import current_job
 from jobs.models import Job, Marker
 from jobs.store import databases
@@ -640,3 +641,83 @@ def test_what_a_run_raised_ends_no_coroutine_that_met_it_as_well():
     with pytest.raises(StopIteration) as end:
         next(steps)
     assert end.value.value == "went on"
+
+
+@shared_task(bind=True)
+async def snoozes_in_a_group(self):
+    async def part():
+        raise Snooze(60)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(part())
+
+
+@shared_task(bind=True)
+async def fails_for_good_in_a_group(self):
+    async def part():
+        raise EffectParked("a person decides")
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(part())
+
+
+def test_a_task_group_hands_on_what_its_tasks_ask_for(settings):
+    settings.JOBS = {**settings.JOBS, "RETRY": [1, 2]}
+    assert (ended(snoozes_in_a_group).state, ended(fails_for_good_in_a_group).state) == ("scheduled", "failed")
+
+
+class Passing(Exception):
+    pass
+
+
+FAILS: list[Exception] = []
+
+
+def save_later(key):
+    save(key)
+    if FAILS:
+        raise FAILS.pop()
+    return "saved"
+
+
+@shared_task(bind=True, autoretry_for=(Passing,), default_retry_delay=0)
+async def retries_its_commit(self, key):
+    return self.commit(save_later, key)
+
+
+def test_autoretry_holds_for_what_is_committed():
+    FAILS.append(Passing())
+    job = ended(retries_its_commit, "a")
+    assert (job.state, job.retries, job.result, effects()) == ("succeeded", 1, "saved", {"a": 1})
+
+
+@shared_task(bind=True)
+async def commits_a_lock(self):
+    return self.commit(save, threading.Lock())
+
+
+def test_what_cannot_be_copied_says_so():
+    assert "pass it plain values" in ended(commits_a_lock).error["message"]
+
+
+@shared_task(bind=True)
+async def stops_its_chain(self):
+    self.request.chain = self.request.callbacks = None
+
+
+def test_a_coroutine_says_what_does_not_follow_it():
+    chain(stops_its_chain.si(), returns.si(1)).delay()
+    run_ready()
+    assert [job.task for job in Job.objects.all()] == [stops_its_chain.name]
+
+
+def test_options_for_plain_bodies_are_refused():
+    async def ask(call):
+        return None
+
+    async def validated(self, number: int):
+        return number
+
+    for options in ({"on_ambiguous": ask}, {"pydantic": True}):
+        with pytest.raises(TypeError, match="plain"):
+            current_app.task(bind=True, name=f"tests.aio.{next(iter(options))}", lazy=False, **options)(validated)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import datetime
 import gc
 import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from celery import current_app, shared_task
+from celery.app.task import Context
 from django.db import OperationalError, connection, transaction
 from django.db.transaction import TransactionManagementError
 from django.test import TestCase
@@ -17,6 +20,7 @@ import jobs
 from jobs.contrib.durable import history
 from jobs.contrib.durable.history import History
 from jobs.contrib.durable.models import Signal, Step
+from jobs.execution import pipeline
 from jobs.lifecycle import transitions
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job
@@ -27,7 +31,7 @@ from tests import tasks
 from tests.contrib.durable import bodies
 from tests.contrib.durable.bodies import ASKED, CALLS, DAY, FAIL, job_of, later
 from tests.helpers import driver
-from tests.helpers.harness import effects
+from tests.helpers.harness import effects, run_ready
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 
@@ -738,12 +742,16 @@ def test_a_call_that_was_made_while_somebody_cancelled_is_taken_back():
     assert effects() == {"refund cancelled": 1}
 
 
-def test_a_retry_makes_anew_what_was_taken_back_whatever_comes_first():
+def test_a_retry_makes_anew_what_was_taken_back():
     ASKED.clear()
     result = bodies.charges_all.delay(["a"])
     run_jobs()
     key = job_of(result).pk
     assert transitions.cancel(key, "default")
+    # What takes it back would take back what the retry makes.
+    with pytest.raises(jobs.Busy, match="still being taken back"):
+        transitions.retry_by_hand(key, "default")
+    run_jobs()
     assert transitions.retry_by_hand(key, "default")
     run_jobs()
     # It was taken back once, and made once more, under a key of its own.
@@ -805,6 +813,7 @@ def test_a_job_whose_deadline_is_over_runs_again_by_hand():
     run_jobs()
     Job.objects.filter(pk=result.id).update(made_at=later(-2))
     assert transitions.cancel(job_of(result).pk, "default")
+    run_jobs()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Job, "created_at", property(lambda job: later(-2)))
         assert transitions.retry_by_hand(job_of(result).pk, "default")
@@ -936,3 +945,71 @@ def test_a_deadline_holds_at_the_end_of_a_body_without_steps():
     run_jobs()
     job = job_of(result)
     assert (job.state, job.error["type"]) == ("cancelled", "Expired")
+
+
+def test_a_deadline_holds_although_the_call_may_begin_later():
+    result = bodies.late.apply_async(("k",), expires=3 * 86400)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Job, "created_at", property(lambda job: later(-2)))
+        run_jobs()
+    job = job_of(result)
+    assert (job.state, job.error["type"]) == ("cancelled", "Expired")
+
+
+def _half_of_a_payment():
+    transaction.on_commit(lambda: CALLS.append("hook"))
+    try:
+        # As Model.delete() and the save() of a child model do.
+        with transaction.atomic(savepoint=False):
+            bodies.leave("debit")
+            raise ValueError
+    except ValueError:
+        return "ok"
+
+
+def test_a_step_that_django_would_roll_back_is_not_committed():
+    @shared_task(bind=True, durable=True, max_retries=0, name="tests.durable.pays_half")
+    def pays_half(self):
+        return self.step("pay", _half_of_a_payment)
+
+    result = pays_half.delay()
+    run_jobs(raises=False)
+    assert (job_of(result).state, effects(), CALLS) == ("failed", {}, ["debit"])
+
+
+def test_the_pause_of_a_step_is_that_of_the_task():
+    @shared_task(bind=True, durable=True, autoretry_for=(OSError,), retry_kwargs={"countdown": 2}, name="tests.paces")
+    def paces(self):
+        self.step("a", bodies.leave, "a")
+
+    @shared_task(bind=True, durable=True, autoretry_for=(OSError,), default_retry_delay=None, name="tests.no_pace")
+    def no_pace(self):
+        self.step("b", bodies.leave, "b")
+
+    FAIL.update({"a": [OSError()], "b": [OSError()]})
+    first, second = paces.delay(), no_pace.delay()
+    run_jobs()
+    assert job_of(first).run_at < later(1 / 60)
+    assert effects() == {"b": 1}
+    assert job_of(second).state == "succeeded"
+
+
+def test_a_thread_of_the_body_takes_no_steps(node):
+    said = []
+
+    @shared_task(bind=True, durable=True, name="tests.durable.in_a_thread")
+    def in_a_thread(self):
+        with ThreadPoolExecutor(1) as pool:
+            said.append(pool.submit(self.step, "a", bodies.leave, "a").exception())
+
+    in_a_thread.delay()
+    run_ready()
+    assert "in the thread of the body" in str(said[0])
+    assert effects() == {}
+
+
+def test_what_cannot_be_a_job_does_not_run_without_its_waits():
+    message = Context(id=str(uuid.uuid4()), delivery_info={"routing_key": "default"})
+    with pytest.raises(ValueError, match="bytes"):
+        pipeline.receive(bodies.onboard, message, ["x" * 300_000], {})
+    assert effects() == {}
