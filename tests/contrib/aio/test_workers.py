@@ -305,6 +305,23 @@ def test_who_waits_behind_a_blocked_loop_is_over_no_limit():
     assert 2 in {job.lease for job in others}, "they were claimed with it"
 
 
+def saves_too_long(key):
+    save(key)
+    time.sleep(60)
+
+
+@shared_task(bind=True, time_limit=2)
+async def commits_too_long(self, key):
+    return self.commit(saves_too_long, key)
+
+
+def test_a_commit_that_takes_too_long_ends_with_its_process():
+    with Worker(concurrency=1):
+        job, other = wait_ended(commits_too_long.delay("a").id, is_behind.delay().id, timeout=40)
+    assert (job.state, job.error["type"]) == ("failed", "TimeLimitExceeded")
+    assert (other.state, other.crashes, effects()) == ("succeeded", 0, {})
+
+
 # Ends from outside
 
 

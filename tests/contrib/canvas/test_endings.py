@@ -220,6 +220,13 @@ def test_a_replaced_job_keeps_its_result_when_its_replacement_is_gone(node):
     assert tasks.replaces.AsyncResult(result.id).get(timeout=2) == "b"
 
 
+def test_a_replaced_job_keeps_its_result_when_its_node_is_gone(node):
+    result = tasks.replaces.delay("a", passes.s("b"))
+    run_ready()
+    Node.objects.all().delete()
+    assert tasks.replaces.AsyncResult(result.id).get(timeout=2) == "b"
+
+
 def test_a_chain_that_replaces_a_job_and_fails_is_its_failure(node):
     result = tasks.replaces.delay("a", chain(fails.si("x"), passes.s()))
     run(claim(result.id))

@@ -840,3 +840,42 @@ def test_a_key_may_be_made_of_any_type():
     assert Job.objects.get(pk=first.id).marker_key == f"any:{key}"
     assert [deliver(result) for result in (first, second)] == [("SUCCESS", key), ("SUCCESS", key)]
     assert Job.objects.get(pk=second.id).replay_of == uuid.UUID(first.id)
+
+
+@shared_task(max_retries=0)
+def meets_another_server(how):
+    """Another connection of the body is to a server that takes no writes, or dies."""
+    Effect.objects.create(key=how)
+    other = connection.copy()
+    try:
+        with other.cursor() as cursor:
+            if how == "reader":
+                cursor.execute("SET default_transaction_read_only = on")
+                cursor.execute("UPDATE tests_effect SET note = ''")
+            else:
+                cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+    finally:
+        other.close()
+
+
+@pytest.mark.parametrize("how", ["reader", "dies"])
+def test_an_error_of_another_connection_is_the_bodys(how):
+    if connection.vendor != "postgresql":
+        pytest.skip("PostgreSQL's errors have codes")
+    assert deliver(meets_another_server.delay(how))[0] == "FAILURE"
+    assert (Job.objects.get().state, effects()) == ("failed", {})
+
+
+@shared_task(max_retries=0, name="tests.execution.reader")
+def writes_to_a_reader(key):
+    with connection.cursor() as cursor:
+        cursor.execute("SET TRANSACTION READ ONLY")
+    Effect.objects.create(key=key)
+
+
+def test_a_server_that_takes_no_writes_is_not_the_bodys_error():
+    if connection.vendor != "postgresql":
+        pytest.skip("PostgreSQL's errors have codes")
+    deliver(writes_to_a_reader.delay("a"))
+    job = Job.objects.get()
+    assert (job.state, job.node_losses) == ("ready", 1)
