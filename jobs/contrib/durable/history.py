@@ -72,7 +72,7 @@ _in_awaited_step: ContextVar[bool] = ContextVar("in_awaited_step", default=False
 def history_of(task: Any) -> History | None:
     """What the job of this run has done so far; None in a plain call of the task, which makes no job."""
     run = current_run()
-    if run is None and task.request_stack.top is None and worker_state.node.int:
+    if run is None and task.request_stack.top is None and worker_state.silence:
         raise RuntimeError("a thread that a body started has no job: call the step in the thread of the body")
     if run is None or run.task.name != task.name:
         return None

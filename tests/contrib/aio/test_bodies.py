@@ -711,13 +711,14 @@ def test_a_coroutine_says_what_does_not_follow_it():
     assert [job.task for job in Job.objects.all()] == [stops_its_chain.name]
 
 
-def test_options_for_plain_bodies_are_refused():
+@pytest.mark.parametrize("option", ["on_ambiguous", "pydantic"])
+def test_options_for_plain_bodies_are_refused(option):
     async def ask(call):
         return None
 
     async def validated(self, number: int):
         return number
 
-    for options in ({"on_ambiguous": ask}, {"pydantic": True}):
-        with pytest.raises(TypeError, match="plain"):
-            current_app.task(bind=True, name=f"tests.aio.{next(iter(options))}", lazy=False, **options)(validated)
+    options = {"name": f"tests.aio.refused_{option}", option: ask if option == "on_ambiguous" else True}
+    with pytest.raises(TypeError, match="plain"):
+        current_app.task(bind=True, shared=False, lazy=False, **options)(validated)

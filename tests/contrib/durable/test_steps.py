@@ -994,7 +994,8 @@ def test_the_pause_of_a_step_is_that_of_the_task():
     assert job_of(second).state == "succeeded"
 
 
-def test_a_thread_of_the_body_takes_no_steps(node):
+def test_a_thread_of_the_body_takes_no_steps(node, monkeypatch):
+    monkeypatch.setattr(worker_state, "_heartbeat_at", time.monotonic())
     said = []
 
     @shared_task(bind=True, durable=True, name="tests.durable.in_a_thread")
