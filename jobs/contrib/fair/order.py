@@ -51,12 +51,13 @@ class Rotation:
         # A claim of one job takes it from the first key that has a free one, and does not look further.
         order, most = (f"ORDER BY {store.ROUND}", self.size) if self.size > 1 else ("", 1 + SPARE)
         rows = self._sql(claim, "id", self._share, most, "FOR UPDATE SKIP LOCKED", bool(self.places))
-        return rows.format(select="id") + f" {order} LIMIT {self.size}", {**self._values, **self._known}
+        # The name of the queue, which stands in it, may have braces.
+        return rows.replace("{select}", "id") + f" {order} LIMIT {self.size}", {**self._values, **self._known}
 
     def window(self, claim: Claim, columns: str) -> tuple[str, dict[str, Any]]:
         """The SQL that selects columns of the rows that a claim may take, and their ``place``. It locks nothing."""
         rows = self._sql(claim, columns, f"{self._share} + {BEHIND}", self.size + SPARE_LIMITED, "")
-        return rows.format(select=f"{columns}, row_number() OVER (ORDER BY {store.ROUND}) AS place"), self._values
+        return rows.replace("{select}", f"{columns}, row_number() OVER (ORDER BY {store.ROUND}) AS place"), self._values
 
     @property
     def _share(self) -> str:

@@ -19,6 +19,9 @@ IN_TIME = datetime.timedelta(seconds=30)
 #: Clocks are put forward, or back, by less than this.
 GAP = datetime.timedelta(hours=3)
 
+#: The shortest interval: all ticks that are in time get their jobs in one transaction.
+SHORTEST = datetime.timedelta(milliseconds=10)
+
 #: The longest interval: the ticks of a longer one would leave the calendar.
 LONGEST = datetime.timedelta(days=36_525)
 
@@ -63,8 +66,8 @@ class Ticks:
         if found is None or type(found).remaining_estimate is BaseSchedule.remaining_estimate:
             raise TypeError(f"{given!r} must be seconds, a timedelta, a crontab, or another schedule of Celery's")
         is_interval = isinstance(found, schedule)
-        if is_interval and found.run_every <= datetime.timedelta():
-            raise ValueError(f"an interval must be above 0, not {given!r}")
+        if is_interval and found.run_every < SHORTEST:
+            raise ValueError(f"an interval must be 10 ms at the least, not {given!r}")
         if is_interval and found.run_every > LONGEST:
             raise ValueError(f"an interval must be a hundred years at the most, not {given!r}")
         #: The moment that the schedule uses as now.
@@ -103,19 +106,33 @@ class Ticks:
         """The ticks between the last decided one and now."""
         missed, last = 0, None
         old, in_time = now - IN_TIME, list[datetime.datetime]()
-        is_plain = self._begins is None and self._ends is None
-        if is_plain and self.every is not None and since + self.every <= old:
+        if self.every is not None:
             # There may be very many, such as all seconds of a week.
-            missed = (old - since) // self.every
-            last = since = since + missed * self.every
+            if self._begins is not None and since < self._begins:
+                since = self._begins - self.every
+            until = old if self._ends is None else min(old, self._ends - datetime.timedelta.resolution)
+            if since + self.every <= until:
+                missed = (until - since) // self.every
+                last = since = since + missed * self.every
         tick = self.after(since)
         while tick is not None and tick <= now:
             if tick > old:
                 in_time.append(tick)
             else:
                 missed, last = missed + 1, tick
-            tick = self.after(old if missed == MOST and not in_time else tick)
+            if missed == MOST and not in_time:
+                last = tick = self._last(tick, old)
+            tick = self.after(tick)
         return Due(missed, last, in_time, tick)
+
+    def _last(self, since: datetime.datetime, until: datetime.datetime) -> datetime.datetime:
+        """The last tick of those from the tick ``since`` to a moment after it: it looks back further and further."""
+        back, at = IN_TIME, until
+        while at > since and ((tick := self.after(at)) is None or tick > until):
+            at, back = max(since, until - back), 2 * back
+        while (tick := self.after(at)) is not None and tick <= until:
+            at = tick
+        return at
 
     def _next(self, at: datetime.datetime) -> datetime.datetime:
         if self.every is not None:
@@ -129,7 +146,7 @@ class Ticks:
                 tick = self._estimate(later)
             if len(self._schedule.hour) == 24:
                 # A tick that is due in every hour is due in both passes.
-                tick = min(tick, self._in_second_hour(self._schedule, at) or tick)
+                tick = min([tick, *self._in_second_hour(self._schedule, at, tick)])
             else:
                 tick = min([tick, *self._in_gap(self._schedule, at, tick)])
         return tick.astimezone(datetime.UTC)
@@ -151,16 +168,20 @@ class Ticks:
             if tick > at and not exists and tick.astimezone(found.tz).utcoffset() != offset == wall.utcoffset():
                 yield tick
 
-    def _in_second_hour(self, found: crontab, at: datetime.datetime) -> datetime.datetime | None:
-        """The next tick as if no clock were put back, if it is also a tick by the local clock."""
-        self._at = at
-        offset = at.astimezone(found.tz).utcoffset() or datetime.timedelta()
-        tick = at + remaining(*found.remaining_delta(at, tz=datetime.timezone(offset)))
-        there = tick.astimezone(found.tz)
-        fits = (
-            there.minute in found.minute
-            and there.day in found.day_of_month
-            and there.month in found.month_of_year
-            and there.isoweekday() % 7 in found.day_of_week
-        )
-        return tick if fits and tick > at else None
+    def _in_second_hour(self, found: crontab, at: datetime.datetime, until: datetime.datetime) -> Iterator[Any]:
+        """Ticks in an hour that comes twice: by the clock before or after the change, if they are ticks there."""
+        for offset in {each.astimezone(found.tz).utcoffset() for each in (at, until)}:
+            zone, tick = datetime.timezone(offset or datetime.timedelta()), at
+            while tick < until:
+                self._at = tick
+                tick += remaining(*found.remaining_delta(tick, tz=zone))
+                there = tick.astimezone(found.tz)
+                fits = (
+                    there.minute in found.minute
+                    and there.day in found.day_of_month
+                    and there.month in found.month_of_year
+                    and there.isoweekday() % 7 in found.day_of_week
+                )
+                if fits:
+                    yield tick
+                    break

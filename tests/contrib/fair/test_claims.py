@@ -473,3 +473,14 @@ def test_a_worker_runs_the_first_job_of_another_before_a_backlog():
         wait_for(lambda: Job.objects.filter(fair_key="small", state="succeeded").exists(), 60, "the small one's job")
         left = Job.objects.filter(fair_key="big", state="ready").count()
     assert left > 1500
+
+
+@pytest.mark.database
+@pytest.mark.parametrize("queue", ["{celery}", "a{}", "a{0}", "mail{{x}}"])
+@pytest.mark.parametrize("task", [bodies.of_a_customer, bodies.one_of_a_customer], ids=["plain", "limited"])
+def test_the_name_of_a_queue_may_have_braces(task, queue):
+    claimer = claims.claimer(None)
+    for size in (1, 10):
+        task.apply_async(("ada",), queue=queue)
+        assert len(claimer.claim("default", queue, worker_state.node, size)) == 1
+        Job.objects.all().delete()

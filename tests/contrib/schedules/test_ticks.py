@@ -205,3 +205,34 @@ def test_every_minute_goes_on_where_clocks_are_put_back_by_two_hours(app):
         following = ticks.after(at)
         assert following == at + 60 * SECOND
         at = following
+
+
+@pytest.mark.parametrize(
+    "given", [crontab(), crontab(minute="0-4"), crontab(hour="0-11")], ids=["minutes", "hours", "half days"]
+)
+def test_the_last_of_very_many_missed_ticks_is_the_last(app, given):
+    ticks, now = Ticks(given, app), utc(2026, 1, 31, 18, 30, 30)
+    due = ticks.due(utc(2024, 1, 1), now)
+    assert (due.missed, due.in_time) == (MOST, [])
+    assert ticks.after(due.last_missed) == due.next > now
+    assert ticks.due(due.last, now) == (0, None, [], due.next)
+
+
+def test_the_ticks_of_an_interval_with_bounds_stay_on_its_grid(app):
+    begins, end = utc(2026, 1, 1), utc(2026, 2, 1)
+    bounded, now = Ticks(60, app, begins=begins, ends=end), utc(2026, 1, 24, 0, 0, 47)
+    assert bounded.due(begins - HOUR, now) == Ticks(60, app).due(begins - 60 * SECOND, now)
+    after_its_end = bounded.due(begins, end + HOUR)
+    assert (after_its_end.last, after_its_end.next) == (end - 60 * SECOND, None)
+    assert after_its_end.missed == 31 * 24 * 60 - 1
+
+
+@pytest.mark.parametrize(("minute", "expected"), [("*/20", "14:40 15:10 15:30"), ("30", "14:30 15:00 16:00")])
+def test_what_is_due_in_every_hour_is_due_where_half_an_hour_comes_twice(app, minute, expected):
+    app.conf.timezone = "Australia/Lord_Howe"
+    ticks, at, found = Ticks(crontab(minute=minute), app), utc(2026, 4, 4, 14, 25), []
+    # On 5 April 2026 its clocks go from 02:00, 15:00 UTC, back to 01:30.
+    for _ in range(3):
+        at = ticks.after(at)
+        found.append(f"{at:%H:%M}")
+    assert " ".join(found) == expected
