@@ -26,7 +26,9 @@ PLUMBING = frozenset(
     "redelivered throw logfile loglevel".split()
 )
 #: What ``Job.options`` keeps of a call, as it was given, under the names of ``apply_async``.
-KEPT = "chain chord group_id group_index shadow replaced_task_nesting stamped_headers reply_to".split()
+KEPT = (
+    "chain chord group_id group_index shadow replaced_task_nesting stamped_headers reply_to argsrepr kwargsrepr"
+).split()
 
 #: Options of other packages: celery-once, celery-heimdall, django-celery-beat.
 OTHERS = frozenset("once heimdall periodic_task_name".split())
@@ -38,8 +40,7 @@ OF_A_CALL = (
     | frozenset(KEPT)
     | frozenset(
         "task_id link link_error using countdown eta expires queue exchange routing_key priority serializer time_limit "
-        "soft_time_limit ignore_result headers retries root_id parent_id route_name argsrepr kwargsrepr "
-        "correlation_id".split()
+        "soft_time_limit ignore_result headers retries root_id parent_id route_name correlation_id".split()
     )
 )
 

@@ -242,17 +242,18 @@ METHODS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _moment(time: Any) -> Any:
-    if isinstance(time, datetime.datetime):
-        if timezone.is_naive(time):
-            raise ValueError(f"{time!r} needs a time zone: use django.utils.timezone")
-        return time
+def _moment(given: Any) -> Any:
+    time = given
+    if isinstance(given, datetime.datetime):
+        if timezone.is_naive(given):
+            raise ValueError(f"{given!r} needs a time zone: use django.utils.timezone")
+        time = given - timezone.now()
     seconds = time.total_seconds() if isinstance(time, datetime.timedelta) else time
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        raise TypeError(f"a time to wait is seconds, a timedelta or a datetime, and not {time!r}")
+        raise TypeError(f"a time to wait is seconds, a timedelta or a datetime, and not {given!r}")
     if not seconds <= LONGEST:
-        raise ValueError(f"{time!r} is more than ten years: pass seconds, not milliseconds")
-    return now_plus(max(0.0, seconds))
+        raise ValueError(f"{given!r} is more than ten years: pass seconds, not milliseconds")
+    return given if isinstance(given, datetime.datetime) else now_plus(max(0.0, seconds))
 
 
 def wrap(run: Any) -> Any:

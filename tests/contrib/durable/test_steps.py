@@ -1014,3 +1014,11 @@ def test_what_cannot_be_a_job_does_not_run_without_its_waits():
     with pytest.raises(ValueError, match="bytes"):
         pipeline.receive(bodies.onboard, message, ["x" * 300_000], {})
     assert effects() == {}
+
+
+@pytest.mark.parametrize("time", [11 * 366 * 86400, datetime.timedelta(days=4100), datetime.datetime.max])
+def test_a_wait_is_ten_years_at_the_most_and_knows_its_time_zone(time):
+    with pytest.raises(ValueError, match=r"more than ten years|needs a time zone"):
+        bodies.late.sleep(time)
+    with pytest.raises(ValueError, match="more than ten years"):
+        bodies.late.sleep(later(4100))

@@ -879,3 +879,13 @@ def test_a_server_that_takes_no_writes_is_not_the_bodys_error():
     deliver(writes_to_a_reader.delay("a"))
     job = Job.objects.get()
     assert (job.state, job.node_losses) == ("ready", 1)
+
+
+@shared_task(bind=True)
+def tells_its_arguments(self, secret):
+    return self.request.argsrepr, self.request.kwargsrepr
+
+
+def test_a_call_says_how_its_arguments_are_shown():
+    result = tells_its_arguments.apply_async(("hunter2",), argsrepr="('***',)", kwargsrepr="{}")
+    assert deliver(result) == ("SUCCESS", ("('***',)", "{}"))
