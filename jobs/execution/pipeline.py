@@ -218,6 +218,8 @@ def _perform(run: Run) -> Steps:
             if run.job.state == State.SUCCEEDED:
                 # The caller that awaited it has committed it, together with other runs.
                 return tell(run, None, None)
+    # A coroutine is not awaited again: what it planned stays.
+    planned = len(run.planned)
     while True:
         match _raised(run) if run.body is not None and not run.is_atomic else _attempt(run):
             case Committed(source, struck):
@@ -231,7 +233,7 @@ def _perform(run: Run) -> Steps:
                     yield pause
                 else:
                     time.sleep(pause)
-                run.planned.clear()
+                del run.planned[planned:]
                 finish.write(run, lambda: transitions.owns(run.job))
             # Celery's autoretry may have made a retry of a conflict: then the job runs again when that is due.
             case Raised(exc) | Conflict(Retry() as exc):

@@ -57,7 +57,7 @@ class Awaited:
                 await asyncio.gather(*self._aside_calls)
         except BaseException as exc:
             # Also an exception that would end the loop, and all other bodies with it.
-            self.raised = exc
+            self.raised = self.struck(exc)
         finally:
             self.task = None
             # As asyncio.run() does.

@@ -11,13 +11,13 @@ from importlib.util import find_spec  # noqa: F401
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 from celery import chain, current_app, shared_task, signals
-from celery.exceptions import Reject
+from celery.exceptions import Reject, SoftTimeLimitExceeded
 from django.db import IntegrityError, connection, connections
 from django.utils import timezone
 
 import jobs
 from jobs import Cancel, EffectParked, Snooze, Task
-from jobs.lifecycle.run import current_job
+from jobs.lifecycle.run import current_job, current_run
 from jobs.models import Job, Marker
 from jobs.store import databases
 from jobs.testing import run_jobs
@@ -542,10 +542,46 @@ def take_all(keys):
     return taken
 
 
+@shared_task(bind=True, max_retries=1)
+async def plans_a_retry(self, ran):
+    ran = [] if self.request.retries else ["a deadlock"]
+    if not self.request.retries:
+        self.retry(throw=False, countdown=0)
+    return self.commit(meets_a_deadlock_once, ran)
+
+
+MET: list[str] = []
+
+
+def meets_a_deadlock_once(ran):
+    MET.extend(ran)
+    if ran and len(MET) == 1:
+        raise LookupError("a deadlock")
+    save("a")
+
+
+def test_a_conflict_does_not_forget_the_retry_that_was_planned(monkeypatch):
+    MET.clear()
+    monkeypatch.setattr("jobs.store.databases.is_conflict", lambda exc: isinstance(exc, LookupError))
+    job = ended(plans_a_retry, [])
+    assert (job.state, job.retries, effects(), len(MET)) == ("succeeded", 1, {"a": 1}, 2)
+
+
 def test_a_conflict_runs_the_commit_again_with_what_it_was_given(monkeypatch):
     monkeypatch.setattr("jobs.store.databases.is_conflict", lambda exc: isinstance(exc, LookupError))
     ran.clear()
     assert ended(empties, ["a", "b"]).result == ["b", "a"]
+
+
+@shared_task
+async def is_struck_while_its_progress_is_written():
+    awaited, loop = vars(current_run())["awaited"], asyncio.get_running_loop()
+    awaited._aside_calls.append(asyncio.ensure_future(asyncio.sleep(30)))
+    loop.call_later(0.05, awaited.strike, SoftTimeLimitExceeded())
+
+
+def test_a_soft_limit_after_the_body_is_one():
+    assert ended(is_struck_while_its_progress_is_written).error["type"] == "SoftTimeLimitExceeded"
 
 
 # Beside other extensions
