@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from celery import Celery, states
-from celery.canvas import Signature, chain, chord, group, maybe_signature
+from celery.canvas import Signature, _chain, chord, group, maybe_signature
 from celery.exceptions import ChordError
 from celery.result import GroupResult
 from django.db import DataError, IntegrityError, transaction
@@ -114,21 +114,21 @@ def _fail(app: Celery, body: Signature, says: str, using: str) -> None:
     except ChordError as exc:
         # Celery's method takes the traceback of the exception that is being handled.
         app.backend.chord_error_from_stack(body, exc)
-    for last in _ends(body):
+    for last in ends_of(body):
         # The body would have been a part of another chord.
         if (outer := last.options.get("chord")) is not None:
             count(app, outer, last.options["group_id"], last.options["task_id"], using, error=says)
 
 
-def _ends(body: Signature) -> Iterator[Signature]:
+def ends_of(body: Signature) -> Iterator[Signature]:
     """The tasks with which a body ends."""
     if isinstance(body, chord):
-        yield from _ends(body.body)
+        yield from ends_of(body.body)
     elif isinstance(body, group):
         for each in body.tasks:
-            yield from _ends(each)
-    elif isinstance(body, chain):
-        yield from _ends(body.tasks[-1])
+            yield from ends_of(each)
+    elif isinstance(body, _chain):
+        yield from ends_of(body.tasks[-1])
     else:
         yield body
 

@@ -167,10 +167,20 @@ def fail_chain(
     backend: Any, chain: Iterable[Any] | None, exc: Any, traceback: Any, is_kept: bool, state: str = states.FAILURE
 ) -> None:
     """Tell the result backend that the rest of a chain does not run; before 5.7 it was a part of another method."""
+    steps = list(chain or ())
+    for step in steps:
+        # Celery does not look into a group, whose own id is no part of a chord: its members are.
+        whole = signature(step, app=backend.app)
+        for end in chords.ends_of(whole):
+            if end is not whole and "chord" in end.options:
+                context = Context(end)
+                context.update(end.options)
+                context.id, context.group = end.options.get("task_id"), end.options.get("group_id")
+                backend.on_chord_part_return(context, state, exc)
     if (fail := getattr(backend, "_fail_chain", None)) is not None:
-        fail(chain, exc, traceback, is_kept, state)
+        fail(steps, exc, traceback, is_kept, state)
         return
-    for step in chain or ():
+    for step in steps:
         context = Context(step)
         context.update(context.options)
         context.id, context.group = context.options.get("task_id"), context.options.get("group_id")

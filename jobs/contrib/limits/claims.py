@@ -78,8 +78,8 @@ class Found:
     unmarked: list[Any] = field(default_factory=list)
     #: Seconds until the first rate lets its next job start; infinite: no job waits for a rate.
     opens_in: float = inf
-    #: The limiters to move on: from when on the next starts are counted, and from when on the starts after those.
-    limiters: dict[str, tuple[float, float]] = field(default_factory=dict)
+    #: The limiters to move on: as read; from when on the next starts are counted, and the starts after those.
+    limiters: dict[str, tuple[RateLimiter | None, float, float]] = field(default_factory=dict)
 
 
 class LimitedClaimer(claims.Claimer):
@@ -261,8 +261,11 @@ def _take_anywhere(using: str, claim: Claim, known: Limits) -> list[Job]:
         if claim.order is not None:
             head.sort(key=lambda row: places[row.pk])
         found = _sort(using, claim.queue, head, size, known)
-        for key, (last, following) in found.limiters.items():
-            RateLimiter.objects.using(using).update_or_create(pk=key, defaults={"last_at": last, "next_at": following})
+        for key, (seen, last, following) in found.limiters.items():
+            rows, moved = RateLimiter.objects.using(using), {"last_at": last, "next_at": following}
+            same = rows.filter(pk=key, last_at=seen.last_at, next_at=seen.next_at) if seen is not None else None
+            if not (rows.create(pk=key, **moved) if same is None else same.update(**moved)):
+                raise IntegrityError("a claim of another queue passed the limiter first")
         for row, slot, queue_slot in found.picked:
             slots = {"limit_slot": slot, "queue_slot": queue_slot}
             jobs.filter(pk=row.pk).update(node=claim.node, token=claim.token, **{**store.of(using).running, **slots})
@@ -283,11 +286,7 @@ def running_in(using: str, keys: Iterable[str]) -> dict[str, set[int]]:
 
 
 def _sort(using: str, queue: str, rows: Sequence[Any], size: int, known: Limits, is_exact: bool = True) -> Found:
-    """Which of the first rows of a queue may run now. This only reads.
-
-    Parameters:
-        is_exact: False: do not check whether jobs before them in their line are held.
-    """
+    """Which of the first rows of a queue may run now. ``is_exact``: also look whether jobs before them are held."""
     found, own, of_queue = Found(), known.queues.get(queue, Limit()), name_of(queue)
     keys = {row.limit_key for row in rows if row.limit_key is not None and row.task in known.tasks}
     now, taken = databases.epoch(using), running_in(using, keys)
@@ -337,7 +336,7 @@ def _sort(using: str, queue: str, rows: Sequence[Any], size: int, known: Limits,
         begun[of_queue] = own
     for key, limit in begun.items():
         since = limit.since(limiters.get(key), now)
-        found.limiters[key] = since, since + len(found.picked) * limit.pause
+        found.limiters[key] = limiters.get(key), since, since + len(found.picked) * limit.pause
     return found
 
 

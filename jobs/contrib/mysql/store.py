@@ -135,6 +135,12 @@ class MySQL(base.Store):
                 with suppress(raw.Error), closing(raw.cursor()) as cursor:
                     cursor.execute(f"SET {name} = @jobs_{name}")
 
+    def insert_marker(
+        self, key: str, kind: str, fingerprint: str, job: uuid.UUID | None, keep: float | None, wait: float
+    ) -> bool:
+        with self.bounded(wait):
+            return super().insert_marker(key, kind, fingerprint, job, keep, wait)
+
     def lock_names(self, names: Collection[str]) -> None:
         keys = sorted(sha256(name.encode()).digest() for name in names)
         if keys:

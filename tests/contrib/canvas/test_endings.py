@@ -8,7 +8,7 @@ import time
 
 import celery
 import pytest
-from celery import chain, chord, shared_task, signals
+from celery import chain, chord, group, shared_task, signals
 from celery.backends.cache import CacheBackend
 from celery.exceptions import SoftTimeLimitExceeded
 from django.core.management import call_command
@@ -307,3 +307,27 @@ def test_a_chord_of_stock_tasks_with_a_job_as_its_body():
     with Worker(concurrency=2):
         joined = chord([stock_adds.s(1, 1), stock_adds.s(2, 2)], tasks.gives_back.s()).apply_async()
         assert joined.get(timeout=30) == [[2, 4]]
+
+
+P, F = tasks.passes, tasks.fails
+#: Parts of a chord that fail before a group, or inside of what replaces them.
+FAILING = {
+    "before a group": lambda: chain(F.si("x"), group(P.s(), P.s())),
+    "before two groups": lambda: chain(F.si("x"), group(P.s(), P.s()), group(P.s(), P.s())),
+    "in a group of chains": lambda: chain(P.si("x"), group(chain(F.s(), group(P.s(), P.s())), P.s())),
+    "replaced by one that fails": lambda: chain(tasks.replaces.si("r", F.si("x")), group(P.s(), P.s())),
+    "replaced by a group": lambda: chain(tasks.replaces.si("r", group(F.si("x"), P.si("y"))), P.s()),
+    "replaced by a chord": lambda: chain(
+        tasks.replaces.si("r", chord([F.si("x"), P.si("z")], chain(P.s(), group(P.s(), P.s())))), P.s()
+    ),
+}
+
+
+@pytest.mark.database
+@pytest.mark.parametrize("how", FAILING)
+def test_a_chord_hears_of_each_part_that_fails(node, how):
+    result = chord([FAILING[how](), P.si("c")], P.s().on_error(tasks.effect.si("errback"))).apply_async()
+    run_ready()
+    run_ready()
+    assert result.state == "FAILURE"
+    assert effects()["errback"] == 1
