@@ -256,7 +256,8 @@ class ReadOnlyAdmin(admin.ModelAdmin):
     # The page of a row
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
-        row = super().get_object(request, object_id, from_field)
+        # PostgreSQL takes no NUL.
+        row = None if "\0" in object_id else super().get_object(request, object_id, from_field)
         if row is not None:
             self.look_at([row])
         return row

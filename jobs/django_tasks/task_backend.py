@@ -21,7 +21,7 @@ import inspect
 import uuid
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial, wraps
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import django
@@ -117,7 +117,11 @@ class JobsBackend(BaseTaskBackend):
         job = None if key is None else databases.first(Job.objects.filter(pk=key))
         if job is None or job.django_task is None:
             raise TaskResultDoesNotExist(result_id)
-        return result_of(job)
+        try:
+            return result_of(job)
+        except ImportError as exc:
+            # Its function is gone.
+            raise TaskResultDoesNotExist(result_id) from exc
 
     def check(self, **kwargs: Any) -> list[Any]:
         found = list(super().check(**kwargs))
@@ -258,12 +262,23 @@ def _error(error: Mapping[str, Any]) -> TaskError:
 # Django's signals
 
 
-def _tell(theirs: Any, /, job: Job, **more: Any) -> None:
+def _tell(theirs: Any, job: Job) -> None:
     if job.django_task is not None:
         result = result_of(job)
         theirs.send(type(task_backends[result.backend]), task_result=result)
 
 
-signals.started.connect(partial(_tell, task_started), weak=False, dispatch_uid=__name__)
+# With names: Django logs that of a receiver that raises, such as for a task whose function is gone.
+
+
+def _tell_started(job: Job, **more: Any) -> None:
+    _tell(task_started, job)
+
+
+def _tell_finished(job: Job, **more: Any) -> None:
+    _tell(task_finished, job)
+
+
+signals.started.connect(_tell_started, weak=False, dispatch_uid=__name__)
 for _ended in (signals.succeeded, signals.failed, signals.cancelled):
-    _ended.connect(partial(_tell, task_finished), weak=False, dispatch_uid=__name__)
+    _ended.connect(_tell_finished, weak=False, dispatch_uid=__name__)

@@ -113,6 +113,7 @@ def full_name(text: str) -> str:
 
 _END = re.compile("[0-9a-fA-F]{8,12}")
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_DAY = datetime.timedelta(days=1)
 _AGE = re.compile(rf"(\d+(?:\.\d+)?) ?({'|'.join(_UNITS)})")
 
 
@@ -133,7 +134,13 @@ def moment(text: str) -> datetime.datetime:
     if value is None:
         says = gettext("%(text)r is no moment: write 90min, 2h, 7d, 2026-11-21 or '2026-11-21 14:30'")
         raise ValueError(says % {"text": text})
-    return value if timezone.is_aware(value) else timezone.make_aware(value)
+    try:
+        aware = value if timezone.is_aware(value) else timezone.make_aware(value)
+        # The database and its readers may have other zones, less than a day away.
+        _ = aware - _DAY, aware + _DAY
+        return aware
+    except OverflowError:
+        raise ValueError(gettext("%(text)r is before all time") % {"text": text}) from None
 
 
 def read_text(text: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from django.contrib import admin, messages
 from django.contrib.admin.models import CHANGE, LogEntry
+from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
@@ -60,6 +61,8 @@ class SignalAdmin(ReadOnlyAdmin):
     @page("<uuid:key>/send/", "signal_send", "send_signal")
     def send(self, request: HttpRequest, key: uuid.UUID) -> HttpResponse:
         """Send the signal that a job waits for, and go back to its page."""
+        if not may(request, "view_job"):
+            raise PermissionDenied
         job = get_object_or_404(Job.objects.using(self.get_queryset(request).db), pk=key)
         back = HttpResponseRedirect(url_of("job_change", key))
         if (waited := rows_of.key_of(job)) is None:

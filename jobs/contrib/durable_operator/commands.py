@@ -118,6 +118,8 @@ def signal(out: JobsCommand, args: Namespace) -> None:
 
 
 def _list(out: JobsCommand, aliases: list[str], limit: int) -> None:
+    if limit < 1:
+        raise CommandError("--limit has to be 1 or more.")
     waits: list[dict[str, Any]] = []
     unwanted: list[dict[str, Any]] = []
     for alias in aliases:

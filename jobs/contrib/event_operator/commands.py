@@ -144,7 +144,7 @@ def _replay(out: JobsCommand, args: Namespace) -> None:
         if args.dry_run:
             with reported():
                 replay.check(using, args.to)
-            done["events"] += rows.count()
+            done["events"] += replay.ready(rows).count()
             continue
         says = "The broker of events says: {}. Nothing is lost: do the same again."
         with reported(BrokerError, says=says), reported():

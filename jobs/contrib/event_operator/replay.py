@@ -58,6 +58,11 @@ def check(using: str, to: str) -> bool:
     return to in known
 
 
+def ready(events: QuerySet[Any]) -> QuerySet[Any]:
+    """Those that were handed on before, and whose type and version are known."""
+    return events.filter(relayed_at__isnull=False, version__gt=0)
+
+
 def replay(
     app: Celery, events: QuerySet[Event], to: str, again: bool = False, number: str | None = None
 ) -> dict[str, int]:
@@ -81,7 +86,7 @@ def replay(
     broker = None if check(using, to) else publisher()
     mark = (number or str(uuid7())) if again else None
     done = {"events": 0, "jobs": 0, "sent": 0}
-    events, place = events.filter(relayed_at__isnull=False, version__gt=0), 0
+    events, place = ready(events), 0
     while some := list(events.filter(pk__gt=place)[: relay.LIMIT]):
         place = some[-1].pk
         done["events"] += len(some)

@@ -157,6 +157,9 @@ def _hidden(value: Any, shown: Any) -> Iterator[Any]:
     elif isinstance(value, dict):
         known = shown if isinstance(shown, dict) else {}
         for name, each in value.items():
+            # A plain word is a field's name, which is in the code.
+            if name not in known and not re.fullmatch("[a-z_]+", name):
+                yield name
             yield from _hidden(each, known.get(name))
     elif isinstance(value, list):
         others = shown if isinstance(shown, list) and len(shown) == len(value) else [None] * len(value)

@@ -61,7 +61,9 @@ def encrypt(value: Any) -> dict[str, str]:
 
 
 def is_token(value: Any) -> bool:
-    return isinstance(value, dict) and value.get("__type__") == TYPE and value.keys() == {"__type__", "__value__"}
+    if not isinstance(value, dict) or value.keys() != {"__type__", "__value__"}:
+        return False
+    return value["__type__"] == TYPE and isinstance(value["__value__"], str)
 
 
 def renewed(value: Any) -> Any:

@@ -190,7 +190,7 @@ class JobsCommand(BaseCommand):
         """Write a value for programs: only with ``--json``."""
         if self.as_json:
             # Moments and ids become texts.
-            text = json.dumps(value, ensure_ascii=False, default=lambda odd: getattr(odd, "isoformat", odd.__str__)())
+            text = json.dumps(value, default=lambda odd: getattr(odd, "isoformat", odd.__str__)())
             self.stdout.write(CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
             self.stdout.flush()
 

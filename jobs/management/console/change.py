@@ -4,7 +4,8 @@ import time
 import uuid
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from inspect import getdoc
 from typing import Any
@@ -50,6 +51,18 @@ def key_of(text: str) -> uuid.UUID:
         raise CommandError(f"{text!r} {exc}") from exc
 
 
+def _each_once(ids: Sequence[str]) -> Iterator[str]:
+    """Also if one is written in capitals, or by its last digits."""
+    known = set()
+    for text in ids:
+        key: Any = text
+        with suppress(ValueError):
+            key = identify(text)
+        if key not in known:
+            known.add(key)
+            yield text
+
+
 def _change(operation: Operation, out: JobsCommand, args: Namespace) -> None:
     """Do the operation to each job that is named by id, or that fits the options."""
     with reported(says="--to: {}"):
@@ -57,7 +70,7 @@ def _change(operation: Operation, out: JobsCommand, args: Namespace) -> None:
     if bool(args.ids) == any(getattr(args, name) is not None for name in ("state", *FIELDS)):
         raise CommandError(f"Say which jobs to {operation.name}: their ids, or what they have in common (--task, ...).")
     outcomes: Iterable[tuple[Any, Outcome]]
-    outcomes = ((text, _attempt(operation, text, args.dry_run)) for text in dict.fromkeys(args.ids))
+    outcomes = ((text, _attempt(operation, text, args.dry_run)) for text in _each_once(args.ids))
     total = len(args.ids)
     if not args.ids:
         selection = which(args, operation.meant)

@@ -17,6 +17,8 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from jobs import signals as job_signals
+from jobs.lifecycle import transitions
 from jobs.models import Job
 from tests import tasks as celery_tasks
 from tests.helpers import why
@@ -299,3 +301,22 @@ def test_why_does_not_miss_what_a_worker_will_import():
     unknown, result = make(task="tests.helpers.background.unknown"), background.add.enqueue(1)
     assert "unknown_task" in why.codes(unknown.pk)
     assert "unknown_task" not in why.codes(result.id)
+
+
+def test_a_task_whose_function_is_gone_disturbs_nobody(caplog):
+    heard: list[uuid.UUID] = []
+
+    def hears(job, **more):
+        heard.append(job.pk)
+
+    job = Job.objects.get(pk=background.add.enqueue(1, 2).id)
+    Job.objects.update(task="tests.nowhere.gone")
+    job_signals.cancelled.connect(hears)
+    try:
+        assert transitions.cancel(job.pk, "default")
+    finally:
+        job_signals.cancelled.disconnect(hears)
+    assert heard == [job.pk]
+    assert "_tell_finished" in caplog.text
+    with pytest.raises(TaskResultDoesNotExist):
+        default_task_backend.get_result(str(job.pk))

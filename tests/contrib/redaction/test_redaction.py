@@ -131,6 +131,7 @@ def test_errors_do_not_tell_an_argument_that_is_hidden(settings, admin_client):
     ("hidden", "says"),
     [
         ({"card": ["4111-1111", 15], "cvc": "987"}, "card 4111-1111 of 15 with 987 is not 4111, 150 or x987"),
+        ({"card": {"4111-1111": 15}, "cvc": [{"987": 1}]}, "card 4111-1111 of 15 with 987 is not 4111, 150 or x987"),
         ("it's", """it's, 'it\\'s' and "it's" """),
         ("a\nb\u00e9", 'a\nb\u00e9, "a\\nb\\u00e9"'),
         (datetime.date(2031, 5, 4), "2031-05-04, datetime.date(2031, 5, 4)"),

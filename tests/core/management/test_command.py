@@ -362,3 +362,17 @@ def test_a_name_of_several_tasks_lists_them():
     finally:
         for task in made:
             current_app.tasks.pop(task.name)
+
+
+def test_a_job_that_is_named_twice_is_one(capsys):
+    job = make("failed")
+    call_command("jobs", "retry", str(job.pk), str(job.pk).upper(), job.pk.hex, "--dry-run", "--json")
+    assert json.loads(capsys.readouterr().out)["done"] == 1
+
+
+def test_json_is_ascii(capsys):
+    make("ready", queue="漢")
+    call_command("jobs", "list", "--json")
+    out = capsys.readouterr().out
+    assert out.isascii()
+    assert json.loads(out)[0]["queue"] == "漢"
