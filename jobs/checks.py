@@ -35,6 +35,8 @@ E006 JOBS['DATABASES'] names {alias!r}, and the database routers keep the tables
   -> Let allow_migrate({alias!r}, {label!r}) of DATABASE_ROUTERS return True, or None.
 E007 The database {alias!r} has AUTOCOMMIT = False: no worker would commit what it claims and finishes.
   -> Remove AUTOCOMMIT; transaction.atomic() is what makes transactions.
+E025 The database {alias!r} has a TIME_ZONE, in which Django writes times that our SQL reads as UTC.
+  -> Remove TIME_ZONE from settings.DATABASES[{alias!r}]; the setting TIME_ZONE is for what people see.
 E010 These tasks have another serializer than JSON, and every call of them would raise: {tasks}.
   -> Remove their option serializer, or the setting task_serializer.
 E011 The pool's processes are not forked: they would not inherit the memory that tells the worker what they run,
@@ -147,6 +149,8 @@ def check_databases() -> Iterator[CheckMessage]:
             yield say("E002", alias=alias)
         if not database.get("AUTOCOMMIT", True):
             yield say("E007", alias=alias)
+        if database.get("TIME_ZONE") not in (None, "UTC") and not connections[alias].features.supports_timezones:
+            yield say("E025", alias=alias)
 
 
 @_careful

@@ -159,7 +159,11 @@ def _typed(types: str, template: str) -> str:
 
 
 def json_literal(value: Any) -> str:
-    return "NULL" if value is None else "'" + json.dumps(value).replace("'", "''") + "'"
+    if value is None:
+        return "NULL"
+    text = json.dumps(value).replace("'", "''")
+    # With standard_conforming_strings off a backslash would be lost.
+    return "E'" + text.replace("\\", "\\\\") + "'" if "\\" in text else f"'{text}'"
 
 
 class Among(Func):

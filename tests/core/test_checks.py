@@ -8,7 +8,7 @@ import celery
 import pytest
 from celery import Celery, current_app
 from django.core.checks import run_checks
-from django.db import connections
+from django.db import connection, connections
 
 from jobs import checks, extensions, store
 from jobs import conf as project
@@ -70,6 +70,12 @@ def test_tables_that_the_routers_keep_out(settings):
 def test_a_database_that_does_not_commit(settings, monkeypatch):
     monkeypatch.setitem(settings.DATABASES["default"], "AUTOCOMMIT", False)
     assert ids(checks.check_databases()) == ["jobs.E007"]
+
+
+@pytest.mark.parametrize(("zone", "found"), [("Europe/Berlin", ["jobs.E025"]), ("UTC", []), (None, [])])
+def test_a_database_with_a_time_zone_of_its_own(settings, monkeypatch, zone, found):
+    monkeypatch.setitem(settings.DATABASES["default"], "TIME_ZONE", zone)
+    assert ids(checks.check_databases()) == ([] if connection.features.supports_timezones else found)
 
 
 def test_naive_times(settings):

@@ -889,3 +889,22 @@ def tells_its_arguments(self, secret):
 def test_a_call_says_how_its_arguments_are_shown():
     result = tells_its_arguments.apply_async(("hunter2",), argsrepr="('***',)", kwargsrepr="{}")
     assert deliver(result) == ("SUCCESS", ("('***',)", "{}"))
+
+
+@shared_task
+def returns(value):
+    return value
+
+
+def test_results_are_the_same_where_backslashes_escape():
+    if connection.vendor != "postgresql":
+        pytest.skip("only PostgreSQL has standard_conforming_strings")
+    value = {'a"b': "line\nline", "path": "back\\nslash 'quoted' 100%"}
+    with connection.cursor() as cursor:
+        cursor.execute("SET standard_conforming_strings = off")
+    try:
+        assert deliver(returns.delay(value)) == ("SUCCESS", value)
+        assert Job.objects.get().result == value
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("RESET standard_conforming_strings")
