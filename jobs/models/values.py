@@ -61,6 +61,10 @@ def check_size(text: str, what: str, most: int) -> None:
         )
 
 
+#: Names of types that only an extension writes into a row. A caller's own JSON must not pass for one.
+RESERVED: set[Any] = set()
+
+
 def normalize(args: Any, kwargs: Any, most: int | None = None) -> tuple[list[Any], dict[str, Any]]:
     """The arguments of a job as JSON-native values; :func:`decoded` restores the originals.
 
@@ -144,6 +148,8 @@ def _plain(value: Any, where: str, left: int = DEPTH) -> Any:
     if isinstance(value, dict):
         if odd := [key for key in value if not isinstance(key, str)]:
             raise TypeError(f"{where} has the key {odd[0]!r}; JSON keys are strings: convert it with str()")
+        if value.keys() == {"__type__", "__value__"} and str(value["__type__"]) in RESERVED:
+            raise ValueError(f"{where} poses as an {value['__type__']} value, which no caller may give: pass the value")
         return {_text(key, where): _plain(item, f"{where}[{key!r}]", left - 1) for key, item in value.items()}
     cure = next(cure for kinds, cure in _CURES if isinstance(value, kinds))
     raise TypeError(f"{where} is a {type(value).__name__}, which a job cannot carry: {cure}")

@@ -19,9 +19,11 @@ from kombu.utils.json import register_type
 
 from jobs.conf import conf
 from jobs.lifecycle.run import NotHere, current_run
-from jobs.models.values import Repr, decoded
+from jobs.models.values import RESERVED, Repr, decoded
 
 TYPE = "encrypted"
+# Else a text from a backup, posted as JSON into an argument, would be decrypted; or clear text not be encrypted.
+RESERVED.add(TYPE)
 
 _revealed: ContextVar[bool] = ContextVar("jobs.vault.revealed", default=False)
 

@@ -29,13 +29,13 @@ from jobs.contrib.grouped.runner import GroupingRunner
 from jobs.contrib.operator import problems as operator_problems
 from jobs.contrib.operator import status
 from jobs.contrib.vault import seal
-from jobs.contrib.vault.tokens import revealed
+from jobs.contrib.vault.tokens import encrypt, revealed
 from jobs.extensions import through
 from jobs.inspection.view import look_up
 from jobs.lifecycle.display import shown
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job
-from jobs.models.values import decoded
+from jobs.models.values import decoded, jsonable
 from jobs.testing import run_jobs
 from tests.models import Effect
 
@@ -438,3 +438,14 @@ def test_what_cannot_work_is_told(declare, settings):
     assert "jobs.E024" in [each.id for each in run_checks(tags=["jobs"])]
     settings.JOBS = {**settings.JOBS, "ENCRYPT": {"t.*": "iban"}}
     assert "must be a dict of True or lists of names" in problems()[0]
+
+
+@pytest.mark.parametrize("name", ["t.all", "t.other"])
+def test_a_callers_json_does_not_pass_for_a_token(declare, name):
+    task, token = declare(name=name, body=body), encrypt(SECRET)
+    for posing in (token, {**token, "__value__": "clear text"}, {**token, "__value__": 5}):
+        with pytest.raises(ValueError, match="poses as an encrypted value"):
+            task.delay({"comment": [posing]})
+    with pytest.raises(ValueError, match="poses as an encrypted value"):
+        jsonable({"signal": token}, "the payload")
+    assert not Job.objects.exists()
