@@ -2,17 +2,24 @@
 
 import time
 import uuid
+from contextlib import suppress
+from functools import partial
+from threading import Barrier, BrokenBarrierError
 
 import pytest
+from celery import shared_task
 from django.apps import apps
 from django.db import IntegrityError, OperationalError, connection, transaction
 from django.utils import timezone
 
+import jobs
 from jobs import extensions, store
+from jobs.contrib.limits import claims as limited
 from jobs.contrib.mysql import store as mysql
+from jobs.idempotency import markers
 from jobs.lifecycle.worker_state import worker_state
 from jobs.maintenance import clock, rescue
-from jobs.models import Job, Marker, Node
+from jobs.models import Job, Marker, Node, RateLimiter
 from jobs.store import databases
 from jobs.store.base import Claim
 from tests.helpers.concurrency import Elsewhere, open_transaction
@@ -187,3 +194,45 @@ def test_a_wait_for_somebody_elses_row_is_bounded_and_the_bound_is_taken_back():
         assert databases.gave_up(raised.value)
         assert time.monotonic() - began > 0.5
     assert at.ask("SELECT @@innodb_lock_wait_timeout") == before
+
+
+def test_a_marker_waits_as_long_as_the_setting_says(settings):
+    settings.JOBS = {**settings.JOBS, "MARKER_WAIT": 1.0}
+    with open_transaction(lambda: markers.take("k", "once", "default", None)):
+        began = time.monotonic()
+        with pytest.raises(jobs.Busy), transaction.atomic(), jobs.once("k"):
+            pass
+        # InnoDB itself would wait for 50 s.
+        assert time.monotonic() - began < 20
+
+
+@shared_task(rate_limit="1/m")
+def is_rated(key):
+    pass
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_two_queues_share_the_rate_of_a_task(node, monkeypatch, is_new):
+    if not is_new:
+        RateLimiter.objects.create(key=is_rated.name, last_at=1, next_at=2)
+    both, sort, found = Barrier(2), limited._sort, []
+
+    def sort_together(*args, **options):
+        sorted_ = sort(*args, **options)
+        if sorted_.picked:
+            # Both have read the limiter. If one claim begins again, it is alone.
+            with suppress(BrokenBarrierError):
+                both.wait(3)
+        return sorted_
+
+    monkeypatch.setattr(limited, "_sort", sort_together)
+    for queue in ("q1", "q2"):
+        is_rated.apply_async((queue,), queue=queue)
+    claims = [Elsewhere(partial(claims_of, queue, found)) for queue in ("q1", "q2")]
+    for each in claims:
+        each.result()
+    assert len(found) == 1
+
+
+def claims_of(queue, found):
+    found += limited.LimitedClaimer().claim("default", queue, worker_state.node, 1)
