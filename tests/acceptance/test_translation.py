@@ -403,13 +403,15 @@ def test_the_steps_of_a_job_and_the_signals(in_german, german):
     words = ("Schritte", "getan", "vorbei", "wartend", "2 Fehlversuche", "1 Fehlversuch", "gibt auf:")
     words += ("und weitere", "auf das Signal genehmigt:42", "Inhalt (JSON):")
     look(german, in_german, admin("job_change", job.pk), *words)
-    for payload, said in (
-        ("{", "lässt sich nicht als JSON speichern"),
-        ("1", "Gesendet: Der Job"),
-        ("1", "kein Signal"),
+    shown = salted_hmac("jobs.signal", "genehmigt:42").hexdigest()
+    for payload, name, said in (
+        ("1", "", "ein anderes Signal"),
+        ("{", shown, "lässt sich nicht als JSON speichern"),
+        ("1", shown, "Gesendet: Der Job"),
+        ("1", shown, "kein Signal"),
     ):
-        url = admin("signal_send", job.pk)
-        page = html.unescape(in_german.post(url, {"payload": payload}, follow=True).content.decode())
+        given = {"payload": payload, "for": name}
+        page = html.unescape(in_german.post(admin("signal_send", job.pk), given, follow=True).content.decode())
         assert said in page
         assert english(german, page) == []
     signal = Signal.objects.get()

@@ -15,6 +15,7 @@ from django.db import transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import get_object_or_404
+from django.utils.crypto import salted_hmac
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
@@ -68,6 +69,9 @@ class SignalAdmin(ReadOnlyAdmin):
         if (waited := rows_of.key_of(job)) is None:
             messages.warning(request, gettext("It waits for no signal any more, and nothing was sent."))
             return back
+        if request.POST.get("for") != _name_of(waited):
+            messages.warning(request, gettext("It waits for another signal now, and nothing was sent."))
+            return back
         using, text = str(job._state.db), request.POST.get("payload", "").strip()
         first = store.awaiting(SIGNAL + waited, using).order_by("waits_for", "pk").first()
         user: Any = request.user.pk
@@ -94,13 +98,22 @@ def job_page(request: HttpRequest, view: View) -> dict[str, str]:
     found = {}
     waited = rows_of.key_of(view.job)
     if waited is not None and may(request, "send_signal") and may(request, "view_signal"):
-        form = {"key": view.seen.text("key", waited), "url": url_of("signal_send", view.job.pk)}
+        form = {
+            "key": view.seen.text("key", waited),
+            "for": _name_of(waited),
+            "url": url_of("signal_send", view.job.pk),
+        }
         found["above"] = template_of("send.html", __file__).render(form, request)
     # A task that is not known here may be durable.
     if getattr(view.task, "durable", True) and (steps := rows_of.steps(view.job, LAST + 1)):
         words = {"steps": _drawn(steps[-LAST:], view), "job": view.job, "is_cut": len(steps) > LAST}
         found["history"] = template_of("steps.html", __file__).render(words, request)
     return found
+
+
+def _name_of(key: str) -> str:
+    """A name of a signal's key that does not tell it: the page that has the form may hide it."""
+    return salted_hmac("jobs.signal", key).hexdigest()
 
 
 def _drawn(steps: list[dict[str, Any]], view: View) -> list[dict[str, Any]]:

@@ -5,12 +5,13 @@ from collections import Counter
 from functools import partial
 from typing import Any
 
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
 
 from jobs.conf import conf, loaded_app
 from jobs.contrib.vault.seal import FOLLOWERS, inside, sealed
 from jobs.contrib.vault.tokens import CannotDecrypt, new_key, renewed
-from jobs.management.console.base import DRY_RUN, JobsCommand, option, subcommand
+from jobs.management.console.base import DRY_RUN, JobsCommand, option, reported, subcommand
 from jobs.models import Job
 from jobs.store import databases
 
@@ -28,7 +29,9 @@ def encrypt(out: JobsCommand, args: Namespace) -> None:
       manage.py jobs encrypt
     """
     if args.new_key:
-        out.say_json({"key": (key := new_key())})
+        with reported(ImproperlyConfigured):
+            key = new_key()
+        out.say_json({"key": key})
         out.say(key)
         return
     loaded_app()
@@ -53,7 +56,8 @@ def _encrypt(job: Any, is_dry: bool) -> str:
     given = job.args, job.kwargs, {name: options[name] for name in FOLLOWERS if name in options}
     try:
         args, kwargs, followers = renewed(list(given))
-    except CannotDecrypt:
+    except (CannotDecrypt, ImproperlyConfigured):
+        # Also if no key is set.
         return "unreadable"
     args, kwargs = sealed(job.task, args, kwargs)
     followers = {name: inside(each) for name, each in followers.items()}

@@ -181,7 +181,8 @@ def hide(task: str, name: str, value):
 
 
 def send(client, job: Job, payload: str | None = None) -> str:
-    given = {} if payload is None else {"payload": payload}
+    shown = re.search('name="for" value="([0-9a-f]+)"', text_of(client, job))
+    given = {"for": shown[1] if shown else ""} | ({} if payload is None else {"payload": payload})
     page = client.post(reverse("admin:jobs_signal_send", args=[job.pk]), given, follow=True)
     assert page.redirect_chain[-1][0] == reverse("admin:jobs_job_change", args=[job.pk])
     return html.unescape(page.content.decode())
@@ -200,6 +201,16 @@ def test_the_page_sends_the_signal_that_the_job_waits_for(admin_client):
     assert (entry.object_id, entry.get_change_message()) == (str(job.pk), "Sent the signal approved:42")
     assert "waits for no signal any more" in send(admin_client, job)
     assert Signal.objects.count() == 1
+
+
+def test_a_page_does_not_send_what_the_job_came_to_wait_for_after_it(admin_client):
+    job = run(bodies.waits, "approve-small")
+    shown = re.search('name="for" value="([0-9a-f]+)"', text_of(admin_client, job))
+    Job.objects.filter(pk=job.pk).update(waits_for="signal:approve-big")
+    url = reverse("admin:jobs_signal_send", args=[job.pk])
+    page = admin_client.post(url, {"for": shown[1]}, follow=True)
+    assert "waits for another signal now" in page.content.decode()
+    assert not Signal.objects.exists()
 
 
 def test_a_payload_is_true_if_nothing_is_said_and_json_else(admin_client):
