@@ -26,6 +26,7 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 from django.urls import reverse
 from django.utils import timezone, translation
+from django.utils.crypto import salted_hmac
 from django.utils.text import capfirst
 
 import jobs
