@@ -119,8 +119,10 @@ def restore(run: Run) -> None:
     """Give the request the row's contents again. If the body is a coroutine that has ended, it is not awaited again:
     what it said about its follow-ups stays.
     """
-    said = {name: getattr(run.request, name) for name in _EMBEDDED} if run.body is not None else {}
-    run.request.update({**given(run.job), **said})
+    row = given(run.job)
+    for name in _EMBEDDED if run.body is not None else ():
+        del row[name]
+    run.request.update(row)
 
 
 def embedded(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -69,7 +69,10 @@ class Awaited:
     def conclude(self) -> None:
         """Give the outcome to the run."""
         run = self.run
-        self.raised = _said(self.raised) if self.verdict is None else self.verdict
+        if self.verdict is not None:
+            self.raised = self.verdict
+        elif self.raised is not None:
+            self.raised = _said(self.raised)
         run.is_atomic = self.raised is None or isinstance(self.raised, Replaced)
         run.body = self._end_by_run if self.verdict is None and _is_wrapped(run.task) else self._end
 
@@ -115,7 +118,7 @@ class Awaited:
         return struck
 
 
-def _said(exc: BaseException | None) -> BaseException | None:
+def _said(exc: BaseException) -> BaseException:
     """What a body asked for in an ``asyncio.TaskGroup``, which wraps it. As with ``gather()``, the first counts."""
     if not isinstance(exc, BaseExceptionGroup):
         return exc
