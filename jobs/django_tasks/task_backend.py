@@ -263,20 +263,21 @@ def _error(error: Mapping[str, Any]) -> TaskError:
 
 
 def _tell(theirs: Any, job: Job) -> None:
-    if job.django_task is not None:
-        result = result_of(job)
-        theirs.send(type(task_backends[result.backend]), task_result=result)
+    result = result_of(job)
+    theirs.send(type(task_backends[result.backend]), task_result=result)
 
 
 # With names: Django logs that of a receiver that raises, such as for a task whose function is gone.
 
 
 def _tell_started(job: Job, **more: Any) -> None:
-    _tell(task_started, job)
+    if job.django_task is not None:
+        _tell(task_started, job)
 
 
 def _tell_finished(job: Job, **more: Any) -> None:
-    _tell(task_finished, job)
+    if job.django_task is not None:
+        _tell(task_finished, job)
 
 
 signals.started.connect(_tell_started, weak=False, dispatch_uid=__name__)
