@@ -129,18 +129,16 @@ def moment(text: str) -> datetime.datetime:
     try:
         day = parse_date(text)
         value = datetime.datetime.combine(day, datetime.time()) if day else parse_datetime(text)
-    except ValueError:
+        if value is not None:
+            value = value if timezone.is_aware(value) else timezone.make_aware(value)
+            # The database and its readers may have other zones, less than a day away.
+            _ = value - _DAY, value + _DAY
+    except (ValueError, OverflowError):
         value = None
     if value is None:
         says = gettext("%(text)r is no moment: write 90min, 2h, 7d, 2026-11-21 or '2026-11-21 14:30'")
         raise ValueError(says % {"text": text})
-    try:
-        aware = value if timezone.is_aware(value) else timezone.make_aware(value)
-        # The database and its readers may have other zones, less than a day away.
-        _ = aware - _DAY, aware + _DAY
-        return aware
-    except OverflowError:
-        raise ValueError(gettext("%(text)r is before all time") % {"text": text}) from None
+    return value
 
 
 def read_text(text: str) -> str:

@@ -95,13 +95,14 @@ def is_lost(exc: BaseException, alias: str, before: Any = None) -> bool:
     Parameters:
         before: the driver's connection before the transaction, if that has ended meanwhile.
     """
-    if sqlstate(exc) in REFUSES:
-        return not _takes_writes(alias)
-    if not isinstance(exc, OperationalError | InterfaceError):
+    is_refused = sqlstate(exc) in REFUSES
+    if not is_refused and not isinstance(exc, OperationalError | InterfaceError):
         return False
     connection = connections[alias]
     if connection.connection is None or before not in (None, connection.connection):
         return True
+    if is_refused:
+        return not _takes_writes(alias)
     if code := sqlstate(exc):
         # In a failed transaction ``is_usable()`` would fail, although the connection lives. With such a code it was
         # another connection of the body that died, if this one answers.

@@ -230,5 +230,5 @@ def test_a_retry_goes_where_the_row_says(node):
 
 @pytest.mark.parametrize("text", ["0001-01-01", "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
 def test_a_moment_at_the_edge_of_time_is_refused(text):
-    with timezone.override("Europe/Berlin"), pytest.raises(ValueError, match="before all time"):
+    with timezone.override("Europe/Berlin"), pytest.raises(ValueError, match="is no moment"):
         moment(text)

@@ -11,7 +11,7 @@ from decimal import Decimal
 import celery.exceptions
 import pytest
 from celery import current_app, shared_task
-from django.db import InterfaceError, OperationalError, connection, transaction
+from django.db import InterfaceError, InternalError, OperationalError, connection, transaction
 from django.utils import timezone
 from kombu import Exchange, Queue
 
@@ -25,6 +25,7 @@ from jobs.lifecycle.run import current_run
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job
 from jobs.models.values import decoded
+from jobs.store import databases
 from jobs.worker.runner import Runner
 from tests import tasks
 from tests.helpers import driver
@@ -908,3 +909,13 @@ def test_results_are_the_same_where_backslashes_escape():
     finally:
         with connection.cursor() as cursor:
             cursor.execute("RESET standard_conforming_strings")
+
+
+def test_a_server_that_refused_and_was_replaced_was_lost():
+    if connection.vendor != "postgresql":
+        pytest.skip("PostgreSQL's errors have codes")
+    with pytest.raises(InternalError) as refused, connection.cursor() as cursor:
+        cursor.execute("SET default_transaction_read_only = on")
+        cursor.execute("UPDATE tests_effect SET note = ''")
+    connection.close()
+    assert databases.is_lost(refused.value, "default")
