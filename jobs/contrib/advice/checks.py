@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fnmatch
+import math
 from collections.abc import Iterator
 from importlib.metadata import version
 from platform import python_version
@@ -29,7 +31,7 @@ from jobs.checks import (
     pool_of,
     say,
 )
-from jobs.conf import celery_private, conf, did_you_mean, is_stock
+from jobs.conf import celery_private, conf, did_you_mean, is_stock, task_option_names
 from jobs.conf import own_tasks as jobs_own
 from jobs.models import Job, tables
 from jobs.store.postgresql import PostgreSQL
@@ -62,9 +64,18 @@ W022 jobs was not tested with {names}.
 W032 The pool of the database {alias!r} has {size} connections for each process, and a worker's need {needed}: what gets
      none within the pool's timeout fails.
   -> Set OPTIONS = {{'pool': {{'max_size': {needed}}}}} or more, or remove the pool: workers keep their connections.
+W033 These tasks are stock Celery, and have options of jobs, which do nothing there: {tasks}.
+  -> Use Celery("proj", task_cls="jobs.task:Task"), or base=jobs.Task where they are declared.
+W034 JOBS['TASKS'] has options for {patterns}, and no task has such a name.
+  -> Correct the pattern, which is of the task's full name: 'post_office.tasks.*'; or import the task.
+W035 Options of these tasks cannot do what they say: {tasks}.
+  -> Use numbers from 0 (max_retries=None retries for ever), and a soft time limit below the hard one.
 """)
 
 SHORT = 3600.0  #: To keep a history for fewer seconds is a mistake: days were meant.
+
+#: Options of Celery's that are no negative numbers.
+NUMBERS = "max_retries default_retry_delay retry_backoff retry_backoff_max soft_time_limit time_limit".split()
 
 #: Releases of PostgreSQL whose servers the tests were run on.
 SERVERS = (15, 16, 18)
@@ -178,7 +189,7 @@ def unusual(worker: Any) -> Iterator[CheckMessage]:
     for alias in conf().DATABASES if pool in ("thread", "solo") else ():
         # Each thread that runs jobs keeps one; stock tasks run beside them.
         yield from _small_pool(alias, 1 + (worker.concurrency if pool == "thread" else 1))
-    if not _is_ours(worker.app) and not _has_only_stock(worker.app):
+    if not _is_transactional(worker.app.Task) and not _has_only_stock(worker.app):
         yield say("W001")
     default_limit = worker.time_limit or worker.app.conf.task_time_limit
     unlimited = {name for name, task in own_tasks(worker.app).items() if not (task.time_limit or default_limit)}
@@ -192,14 +203,39 @@ def stock(app: Any) -> Iterator[CheckMessage]:
         yield say("W001")
 
 
+@OF_TASKS.append
+def without_effect(app: Any) -> Iterator[CheckMessage]:
+    ours = frozenset(task_option_names())
+    stock = [task for name, task in app.tasks.items() if not is_stock(name) and not _is_transactional(task)]
+    # Celery makes a class for each declaration, which has its options.
+    having = {task.name: sorted(ours & vars(type(task)).keys()) for task in stock}
+    if odd := {f"{name} ({', '.join(options)})" for name, options in having.items() if options}:
+        yield say("W033", tasks=odd)
+    if unused := {pattern for pattern in conf().TASKS if not fnmatch.filter(app.tasks, pattern)}:
+        yield say("W034", patterns=unused)
+
+
 def _has_only_stock(app: Any) -> bool:
     """The project has tasks, and none is ours: the app's task_cls was forgotten."""
     names = {name for name in app.tasks if not is_stock(name) and name not in jobs_own()}
-    return bool(names) and names.isdisjoint(own_tasks(app)) and not _is_ours(app)
+    return bool(names) and names.isdisjoint(own_tasks(app)) and not _is_transactional(app.Task)
 
 
-def _is_ours(app: Any) -> bool:
-    return bool(getattr(app.Task, "is_transactional", False))
+def _is_transactional(task: Any) -> bool:
+    return bool(getattr(task, "is_transactional", False))
+
+
+@OF_TASKS.append
+def impossible(app: Any) -> Iterator[CheckMessage]:
+    found = set()
+    for name, task in own_tasks(app).items():
+        given = {option: value for option in NUMBERS if (value := getattr(task, option, None))}
+        odd = [f"{option}={value}" for option, value in given.items() if value < 0]
+        if odd or given.get("soft_time_limit", 0) >= given.get("time_limit", math.inf):
+            odd = odd or [f"{option}={given[option]}" for option in ("soft_time_limit", "time_limit")]
+            found.add(f"{name} ({', '.join(odd)})")
+    if found:
+        yield say("W035", tasks=found)
 
 
 @OF_TASKS.append

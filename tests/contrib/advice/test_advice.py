@@ -112,6 +112,29 @@ def test_tasks_without_a_time_limit():
     assert checks.for_worker(threads) == [], "has no time limits at all"
 
 
+def test_options_that_have_no_effect(settings):
+    own = Celery("stock", set_as_current=False, fixups=[])
+    own.task(name="t.keyed", unique="k:{user_id}", lock="l:{user_id}")(body)
+    own.task(name="t.plain", rate_limit=3)(body)
+    own.task(name="t.left", unique="k:{user_id}")(body)
+    settings.JOBS = {"EXCLUDE": ["t.left"], "TASKS": {"t.pla*": {"atomic": False}, "mail.*": {"atomic": False}}}
+    said = {message.id: message.msg for message in checks.check_tasks(own)}
+    assert said.keys() == {"jobs.W001", "jobs.W033", "jobs.W034"}
+    assert "there: t.keyed (lock, unique)." in said["jobs.W033"]
+    assert "for mail.*, and no task" in said["jobs.W034"]
+
+
+def test_options_that_cannot_work():
+    own = app()
+    own.task(name="t.fine", max_retries=0, retry_backoff=True, soft_time_limit=5, time_limit=6)(body)
+    own.task(name="t.soft_only", soft_time_limit=5)(body)
+    own.task(name="t.never", max_retries=-1)(body)
+    own.task(name="t.soft", soft_time_limit=60, time_limit=60)(body)
+    [message] = checks.check_tasks(own)
+    assert message.id == "jobs.W035"
+    assert "say: t.never (max_retries=-1), t.soft (soft_time_limit=60, time_limit=60)." in message.msg
+
+
 def test_markers_that_are_gone_too_soon(settings):
     def keyed(user_id: int) -> None:
         pass

@@ -16,7 +16,7 @@ from jobs.task import Task
 from tests.helpers.checked import Plain, app, body, ids, worker
 
 
-def test_an_app_whose_tasks_are_stock():
+def test_an_app_whose_tasks_are_stock(only_their_own_tasks):
     plain = Celery("plain", set_as_current=False, fixups=[])
     plain.conf.update(celery_settings())
     assert ids(checks.for_worker(worker(plain))) == ["jobs.W001"]
