@@ -22,10 +22,9 @@ from django.utils.translation import gettext_lazy as _
 from jobs.admin import html
 from jobs.admin.base import ReadOnlyAdmin, by_key, may, page, template_of, whether
 from jobs.admin.html import column, time_column, url_of
-from jobs.contrib.durable import store
 from jobs.contrib.durable.models import Signal, Step
-from jobs.contrib.durable.signals import SIGNAL, signal
 from jobs.contrib.durable_operator import rows as rows_of
+from jobs.contrib.durable_operator.sending import send
 from jobs.inspection.times import duration
 from jobs.inspection.view import SHOWN, View
 from jobs.lifecycle.display import shown
@@ -73,20 +72,19 @@ class SignalAdmin(ReadOnlyAdmin):
             messages.warning(request, gettext("It waits for another signal now, and nothing was sent."))
             return back
         using, text = str(job._state.db), request.POST.get("payload", "").strip()
-        first = store.awaiting(SIGNAL + waited, using).order_by("waits_for", "pk").first()
-        user: Any = request.user.pk
+        user: Any = request.user
         try:
             payload = parsed(text) if text else True
             with transaction.atomic(using=using):
                 # For the log: all that is stored is English. The list of the signals shows the payload.
                 said = f"Sent the signal {shown(job).text('key', waited)}"
-                LogEntry.objects.log_actions(user, [job], CHANGE, change_message=said, single_object=True)
-                signal(waited, payload, using)
+                LogEntry.objects.log_actions(user.pk, [job], CHANGE, change_message=said, single_object=True)
+                takes = send(waited, payload, using, user.get_username())
         except (TypeError, ValueError) as exc:
             messages.error(request, gettext("The payload cannot be kept as JSON, and nothing was sent: %s") % exc)
             return back
-        if first is not None and first.pk != job.pk:
-            says = gettext("Sent. The job %s takes it, which is older and waits for the same.") % first.pk
+        if takes is not None and takes.pk != job.pk:
+            says = gettext("Sent. The job %s takes it, which is older and waits for the same.") % takes.pk
             messages.warning(request, says)
         else:
             messages.success(request, gettext("Sent: the job goes on."))

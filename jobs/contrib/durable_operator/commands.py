@@ -12,6 +12,7 @@ from jobs.conf import conf, did_you_mean
 from jobs.contrib.durable import history, signals, store
 from jobs.contrib.durable.models import Step
 from jobs.contrib.durable_operator import rows
+from jobs.contrib.durable_operator.sending import send, taker
 from jobs.inspection.times import duration
 from jobs.inspection.view import look_up
 from jobs.lifecycle.display import shown
@@ -104,13 +105,11 @@ def signal(out: JobsCommand, args: Namespace) -> None:
     if args.key is None:
         _list(out, aliases, args.limit)
         return
-    waits = [store.awaiting(signals.SIGNAL + args.key, alias) for alias in aliases]
-    job = next((job for each in waits if (job := each.order_by("waits_for", "pk").first()) is not None), None)
-    using = aliases[0] if job is None else str(job._state.db)
+    using = next((alias for alias in aliases if taker(args.key, alias) is not None), aliases[0])
     with reported(ValueError, says="Not sent, --payload is JSON (text too: '\"paid\"'): {}"):
         payload = parsed(args.payload)
     with reported(TypeError, ValueError, says="Not sent: {}"):
-        signals.signal(args.key, payload, using)
+        job = send(args.key, payload, using, me())
     out.say_json({"key": args.key, "database": using, "job": job and job.pk})
     hint = did_you_mean(args.key, [key for alias in aliases for key in signals.waited_for(alias)])
     nobody = f"No job waits for {args.key!r} now{hint} It is kept for the first that will."

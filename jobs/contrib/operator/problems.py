@@ -116,7 +116,7 @@ KINDS: dict[str, Kind] = {
         WARNING,
         ngettext_lazy("%(number)s worker died", "%(number)s workers died", "number"),
         lambda nothing: _workers(_THEM, 0),
-        lambda nothing: Link(_("Seen"), "node_seen", permission="control_node"),
+        lambda keys: Link(_("Seen"), "node_seen", permission="control_node", fields={"nodes": ",".join(keys)}),
         is_fault=False,
     ),
     "stuck": Kind(
@@ -364,7 +364,8 @@ def _died(found: list[dict[str, Any]]) -> Iterator[Problem]:
         "It did not stop in good order: killed, out of memory, or its machine went away. Its jobs were given back."
     )
     since = min(each["dead_seconds"] for each in found)
-    yield Problem("dead", says % {"number": len(found), "names": names}, means, since=since, number=len(found))
+    keys = [node["id"] for node in found]
+    yield Problem("dead", says % {"number": len(found), "names": names}, means, "", since, keys, len(found))
 
 
 def _stuck(running: list[Any], nodes: list[dict[str, Any]]) -> Iterator[Problem]:

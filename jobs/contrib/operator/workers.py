@@ -1,6 +1,7 @@
 """Orders that a person may give a worker, on any machine: be quiet, claim again, stop."""
 
 import uuid
+from collections.abc import Collection
 from typing import Any
 
 from django.db.models.functions import Now
@@ -39,9 +40,9 @@ def tell(key: uuid.UUID, verb: str, who: str = "", why: str = "") -> bool:
     return True
 
 
-def seen() -> list[Node]:
-    """Note that a person has seen which workers died; returns the ones that were not seen before."""
+def seen(keys: Collection[uuid.UUID]) -> list[Node]:
+    """Note that a person has seen that these workers died; returns the ones that were not seen before."""
     rows = Node.objects.using(databases.home()).filter(dead_at__isnull=False, signed_off=False, seen_at=None)
-    found = list(rows)
+    found = list(rows.filter(pk__in=keys))
     rows.filter(pk__in=[node.pk for node in found]).update(seen_at=Now())
     return found

@@ -201,6 +201,7 @@ def test_the_page_sends_the_signal_that_the_job_waits_for(admin_client):
     assert (entry.object_id, entry.get_change_message()) == (str(job.pk), "Sent the signal approved:42")
     assert "waits for no signal any more" in send(admin_client, job)
     assert Signal.objects.count() == 1
+    assert list(Action.objects.values_list("job", "what", "by", "why")) == [(job.pk, "signal", "admin", "approved:42")]
 
 
 def test_a_page_does_not_send_what_the_job_came_to_wait_for_after_it(admin_client):
@@ -385,6 +386,7 @@ def test_a_rerun_is_refused_with_its_cure():
 def test_a_signal_is_sent_by_command():
     job = run(bodies.waits, "approved:42")
     assert command("signal", "approved:42", "--payload", '{"by": "ada"}') == f"Sent. {job} goes on.\n"
+    assert Action.objects.get(job=job.pk, what="signal").by
     run_jobs()
     job.refresh_from_db()
     assert job.result == {"by": "ada"}

@@ -43,12 +43,12 @@ def test_the_sentence_counts_the_problems_and_names_them():
 
 def test_a_dead_worker_is_told_of_until_somebody_has_seen_it():
     week = timezone.now() - datetime.timedelta(days=6)
-    make_node(hostname="bulk@web1", dead_at=week)
+    dead = make_node(hostname="bulk@web1", dead_at=week)
     make_node(dead_at=week, signed_off=True)
     alive()
     [remark] = noted()
     assert (remark.kind, remark.text) == ("dead", "a worker died: bulk@web1")
-    workers.seen()
+    workers.seen([dead.pk])
     assert noted() == []
 
 

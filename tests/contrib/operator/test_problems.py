@@ -183,10 +183,15 @@ def test_who_may_not_say_that_he_has_seen_it_has_no_button(staff):
 def test_seen(admin_client):
     alive()
     make_node(dead_at=timezone.now())
-    assert SEEN in admin_client.get(URL).content.decode()
-    admin_client.post(SEEN)
+    page = admin_client.get(URL).content.decode()
+    assert SEEN in page
+    make_node(hostname="later", dead_at=timezone.now())
+    admin_client.post(SEEN, {"nodes": re.search('name="nodes" value="(.+?)"', page)[1]})
+    [remark] = noted()
+    assert remark.text == "a worker died: later", "it died after the page was made"
+    admin_client.post(SEEN, {"nodes": ",".join(remark.about)})
     assert noted() == []
-    assert status.gather(live=True)["dead_nodes"] == 1, "it died all the same"
+    assert status.gather(live=True)["dead_nodes"] == 2, "they died all the same"
 
 
 def test_a_paused_queue_can_be_resumed_and_a_long_run_killed(admin_client):

@@ -27,7 +27,7 @@ from jobs.contrib.operator.statistics import spent
 from jobs.inspection.counts import at_least
 from jobs.inspection.view import progress_of
 from jobs.models import LIVE, Job, State
-from jobs.models.values import parse_uuid
+from jobs.models.values import as_uuid, parse_uuid
 from jobs.operations.actions import OPERATIONS
 
 #: How many problems of a kind are shown unfolded: all kinds have to fit on the first screen.
@@ -141,8 +141,9 @@ class OverviewAdmin(CoursePages):
 
     @page("seen/", "node_seen", "control_node")
     def seen(self, request: HttpRequest) -> HttpResponse:
-        """Note that a person has seen which workers died."""
-        for node in workers.seen():
+        """Note that a person has seen that the workers died that the page named; others may have died since."""
+        keys = [key for text in request.POST.get("nodes", "").split(",") if (key := as_uuid(text))]
+        for node in workers.seen(keys):
             self.log_change(request, node, "seen")
         return HttpResponseRedirect(url_of("dashboard"))
 
