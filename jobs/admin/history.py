@@ -26,7 +26,7 @@ TIMES = {
 
 def of(job: Job) -> dict[str, Any]:
     """The context of the template ``job/history.html``."""
-    kept = errors_of(job)
+    kept = job.every_error
     earlier = kept[:-1] if kept and kept[-1] == job.error else kept
     known: list[Any] = [
         (at, label) for name, label in TIMES.items() if (at := getattr(job, name)) is not None and at < NEVER
@@ -42,11 +42,6 @@ def of(job: Job) -> dict[str, Any]:
         "error": _error(job.error),
         "earlier_errors": [_error(entry) for entry in reversed(earlier)],
     }
-
-
-def errors_of(job: Job) -> list[Any]:
-    """The kept errors of its failed attempts: dicts, unless another program wrote the row."""
-    return job.errors if isinstance(job.errors, list) else [job.errors]
 
 
 def actions(key: uuid.UUID, using: str | None) -> list[dict[str, Any]]:
@@ -72,6 +67,6 @@ def when(entry: Any) -> datetime.datetime | None:
     """When a kept error happened; None: the entry does not tell."""
     try:
         at = parse_datetime(str(entry["at"]))
-    except (KeyError, TypeError, ValueError):
+        return timezone.make_aware(at) if at is not None and timezone.is_naive(at) else at
+    except (KeyError, OverflowError, TypeError, ValueError):
         return None
-    return timezone.make_aware(at) if at is not None and timezone.is_naive(at) else at

@@ -92,7 +92,7 @@ def _fault(job: Any) -> str:
     """The last error: a list shows two lines of it, and the whole error on hover."""
     if job.state == State.SUCCEEDED or not (job.error_type or job.error_message):
         return ""
-    says = ": ".join(filter(None, (job.error_type, (job.error_message or "").partition("\n")[0])))
+    says = ": ".join(filter(None, (str(job.error_type or ""), str(job.error_message or "").partition("\n")[0])))
     says = scrub(says, 500)
     return format_html('<span class="job-fault" title="{}">{}</span>', says, Truncator(says).chars(150))
 

@@ -260,20 +260,25 @@ class Job(Completed):
     @property
     def task_id(self) -> str:
         """The id for Celery, written as the caller wrote it."""
-        return str(self.options.get("task_id") or self.id)
+        # A person may have edited the row by hand.
+        return str((isinstance(self.options, dict) and self.options.get("task_id")) or self.id)
+
+    @property
+    def every_error(self) -> list[Any]:
+        """The kept errors of its failed attempts: dicts, unless a person, or another program, wrote the row."""
+        return self.errors if isinstance(self.errors, list) else [self.errors]
 
     @property
     def headers(self) -> dict[str, Any]:
         """The message headers that the caller gave, and that receivers of Celery's signals added."""
-        # A person may have edited the row by hand.
-        options = self.options if isinstance(self.options, dict) else {}
-        return dict(options.get("headers") or {})
+        given = self.options.get("headers") if isinstance(self.options, dict) else None
+        return dict(given) if isinstance(given, dict) else {}
 
     @property
     def django_task(self) -> str | None:
         """The alias of the backend that one of Django's tasks was enqueued with; None for a task of Celery's."""
         given = self.options.get("headers") if isinstance(self.options, dict) else None
-        return (given or {}).get(DJANGO_TASK)
+        return given.get(DJANGO_TASK) if isinstance(given, dict) else None
 
     @property
     def idempotency_key(self) -> str:

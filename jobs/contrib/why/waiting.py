@@ -261,7 +261,9 @@ def misfit(view: View) -> Iterator[Reason]:
             "Let the task take the old arguments as well until no such job is left (a default for what is new), "
             "deploy, and retry: manage.py jobs retry %s"
         )
-        evidence = {"args": len(job.args), "kwargs": sorted(job.kwargs), "signature": str(task.body_signature)}
+        # A person may have edited them into something else.
+        args, kwargs = (value if isinstance(value, list | dict) else [value] for value in (job.args, job.kwargs))
+        evidence = {"args": len(args), "kwargs": sorted(kwargs, key=str), "signature": str(task.body_signature)}
         yield Reason("old_signature", says, cure % job.pk, {"task": job.task, "error": exc}, **evidence)
 
 

@@ -82,7 +82,9 @@ def show(out: JobsCommand, args: Namespace) -> None:
     using = job._state.db
     veil([job])
     seen = shown(job)
-    found = as_dict(job, args=seen.args, kwargs=seen.kwargs, result=seen.result, errors=job.errors, cursor=seen.cursor)
+    found = as_dict(
+        job, args=seen.args, kwargs=seen.kwargs, result=seen.result, errors=job.every_error, cursor=seen.cursor
+    )
     said = progress_of([job]).get(job.pk)
     found["progress"] = said and {**said._asdict(), "percent": said.percent}
     if job.node_id and (node := Node.objects.using(using).filter(pk=job.node_id).first()) is not None:

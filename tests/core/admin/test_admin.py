@@ -20,6 +20,7 @@ from jobs.idempotency import locks
 from jobs.idempotency.locks import lock
 from jobs.models import Job, Node, State
 from tests.helpers.admin_list import ERROR, LIST, ids, links, listed, page, short
+from tests.helpers.redactions import of_job
 from tests.helpers.rows import make
 from tests.tasks import locked, noop
 
@@ -290,6 +291,27 @@ def test_page_survives_a_node_that_was_pruned_and_errors_of_another_shape(viewer
     text = viewer.get(page(job)).content.decode()
     assert f"{gone} (no longer known)" in text
     assert "<strong>T</strong>" in text
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"args": 5, "kwargs": "abc"},
+        {"errors": "abc"},
+        {"errors": [{"at": "0001-01-01T00:00:00"}]},
+        {"error": {"type": 5, "message": [1]}},
+        {"error": "abc"},
+        {"options": 5},
+        {"options": {"headers": "abc"}},
+    ],
+    ids=str,
+)
+def test_a_row_that_a_person_has_edited_is_shown(viewer, odd):
+    job = make("failed", task="tests.tasks.add")
+    Job.objects.filter(pk=job.pk).update(**odd)
+    for url in (LIST, reverse("admin:jobs_job_change", args=[job.pk])):
+        assert viewer.get(url).status_code == 200
+    assert str(job.pk) in of_job(job)
 
 
 def test_times_are_shown_in_the_time_zone_in_force(viewer):
