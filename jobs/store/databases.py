@@ -516,11 +516,13 @@ def _new_connection(alias: str) -> BaseDatabaseWrapper:
         if ":memory:" in name or "mode=memory" in name:
             cure = "give it a file (NAME, and TEST['NAME'] for tests)"
             raise ImproperlyConfigured(f"the database {alias!r} is in memory, and no process can share it: {cure}")
-        settings["NAME"] = f"{name}.broker"
+        # Django passes a URI on: file:/srv/db.sqlite3?cache=private.
+        path, mark, query = name.partition("?") if name.startswith("file:") else (name, "", "")
+        settings["NAME"] = f"{path}.broker{mark}{query}"
         # Only its owner may read it, whatever the umask: it has messages and progress. SQLite gives -wal and -shm the
         # same mode.
         with suppress(OSError):
-            os.close(os.open(settings["NAME"], os.O_CREAT | os.O_EXCL, 0o600))
+            os.close(os.open(path.removeprefix("file:").removeprefix("//") + ".broker", os.O_CREAT | os.O_EXCL, 0o600))
         pragmas = "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;"
         settings["OPTIONS"] = {"timeout": 5, "transaction_mode": "IMMEDIATE", "init_command": pragmas}
     else:

@@ -290,13 +290,14 @@ def test_a_database_in_memory_is_refused(monkeypatch):
             pass
 
 
-def test_only_its_owner_reads_the_second_file(monkeypatch, tmp_path):
+@pytest.mark.parametrize("name", ["{}/main", "file:{}/main?cache=private", "file://{}/main"])
+def test_only_its_owner_reads_the_second_file(monkeypatch, tmp_path, name):
     """Messages, progress and results of stock tasks are in it; and whoever writes it may give orders to workers."""
     if connection.vendor != "sqlite":
         pytest.skip("SQLite's own")
     before = os.umask(0)
     try:
-        monkeypatch.setitem(connection.settings_dict, "NAME", str(tmp_path / "main"))
+        monkeypatch.setitem(connection.settings_dict, "NAME", name.format(tmp_path))
         with databases.side() as side:
             side.execute("INSERT INTO jobs_heartbeat (node, count, at) VALUES (%s, 1, 1)", Node().pk.hex)
             modes = {path.name: oct(path.stat().st_mode & 0o777) for path in tmp_path.glob("main.broker*")}
