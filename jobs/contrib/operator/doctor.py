@@ -149,7 +149,7 @@ def _broker(app: Any) -> Finding:
             connection.ensure_connection(max_retries=0, timeout=PATIENCE)
     except Exception as exc:
         says = f"{url} cannot be reached: {exc!r}. Jobs run without it; remote control and other tasks do not"
-        return Finding("broker", False, says, "Look at CELERY_BROKER_URL, and at it.")
+        return Finding("broker", False, says, "Look at the broker, and at CELERY_BROKER_URL.")
     return Finding("broker", True, f"{url} answers")
 
 
