@@ -285,7 +285,7 @@ def wait(job: Job, timeout: float | None) -> Any:
     assert_will_not_block()
     backend = Backend(current_app._get_current_object())
     try:
-        meta = backend.wait_for(job.task_id, timeout, on_interval=lambda: job.refresh_from_db(fields=["state"]))
+        meta = backend.wait_for(str(job.pk), timeout, on_interval=lambda: job.refresh_from_db(fields=["state"]))
     except celery.exceptions.TimeoutError:
         raise TimeoutError(f"{job} is {job.state}, and not over after {timeout:g} s") from None
     job.refresh_from_db()

@@ -43,6 +43,9 @@ class Snooze(Ignore):
         super().__init__(reason or f"snoozed for {seconds:g} s")
         self.seconds = float(seconds)
 
+    def __reduce__(self) -> Any:
+        return type(self), (self.seconds, str(self))
+
 
 class Busy(Ignore):
     """Another caller holds it: a marker, a lock, a row, a unique key. If a body raises it, its job snoozes (jitter)."""

@@ -10,7 +10,7 @@ import logging
 import re
 import uuid
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any, NamedTuple
 
 import kombu
@@ -37,7 +37,7 @@ from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job, State
 from jobs.models.columns import OPTIONS
 from jobs.models.fields import uuid7
-from jobs.models.values import as_uuid, normalize, scrub, storable
+from jobs.models.values import as_uuid, normalize, plain, scrub, storable
 from jobs.store import databases
 
 #: The contract between the caller that writes a job and the worker that runs it. A release raises it if older workers
@@ -103,7 +103,8 @@ def terms(task: Any, args: Any, kwargs: Any, given: Mapping[str, Any]) -> Terms:
         root_id = root_id or parent.request.root_id or parent.request.id
         parent_id = parent_id or parent.request.id
         if app.conf.task_inherit_parent_priority:
-            options.setdefault("priority", (parent.request.delivery_info or {}).get("priority"))
+            inherited = (parent.request.delivery_info or {}).get("priority")
+            options["priority"] = inherited if options.get("priority") is None else options["priority"]
     # ``freeze()`` sets both.
     is_frozen = bool(task_id and options.get("reply_to"))
     # What the call set and the task itself does not.
@@ -128,6 +129,7 @@ def terms(task: Any, args: Any, kwargs: Any, given: Mapping[str, Any]) -> Terms:
     root, priority = as_uuid(root_id) if root_id else None, options.get("priority")
     if priority is not None and priority != _within(priority, -(2**15)):
         raise ValueError(f"priority={priority} must be from {-(2**15)} to {2**15 - 1}")
+    priority = None if priority is None else int(priority)
     row = {
         "id": key,
         "task": task.name,
@@ -235,14 +237,18 @@ def _moment(app: Celery, value: Any, name: str) -> Any:
             raise ValueError(f"{name}={value!r} is more than ten years of seconds: pass seconds, not milliseconds")
         return transitions.now_plus(float(value))
     if isinstance(value, str):
-        try:
-            value = maybe_iso8601(value)
-        except ValueError:
-            raise ValueError(f"{name}={value!r} must be {MOMENT[0]}") from None
+        with suppress(ValueError):
+            value = maybe_iso8601(value) or value
+        if isinstance(value, str):
+            raise ValueError(f"{name}={value!r} must be {MOMENT[0]}")
     if not 1 < value.year < 9999:
         # Python cannot show it in every time zone.
         raise ValueError(f"{name}={value!r} must be of the years 2 to 9998; for a job without it leave it out")
     return value if timezone.is_aware(value) else value.replace(tzinfo=app.timezone)
+
+
+def name_of(queue: kombu.Queue | str | None) -> str:
+    return plain(queue.name if isinstance(queue, kombu.Queue) else queue) if queue else ""
 
 
 def _queue_name(app: Celery, options: Mapping[str, Any], kept: dict[str, Any], is_given: bool) -> str:
@@ -266,7 +272,7 @@ def _queue_name(app: Celery, options: Mapping[str, Any], kept: dict[str, Any], i
         )
     if not name and isinstance(queue, kombu.Queue) and queue.exchange.type != "direct":
         kept |= {"exchange": queue.exchange.name, "routing_key": routing_key or queue.routing_key}
-    chosen = str(getattr(queue, "name", queue) or routing_key or app.conf.task_default_queue)
+    chosen = str((queue and name_of(queue)) or routing_key or app.conf.task_default_queue)
     if len(chosen) > 255 or "\0" in chosen:
         raise ValueError(f"queue={chosen[:40]!r} must be a name of at most 255 characters, none of them NUL")
     return chosen

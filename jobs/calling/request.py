@@ -30,7 +30,7 @@ def make(job: Job, task: Any, app: Celery, hostname: str, run: Run | None = None
     """
     options = job.options
     headers = headers_of(job, app, options, task)
-    own, reply_to, priority = options.get("headers"), options.get("reply_to", ""), job.priority or 0
+    own, reply_to, priority = decoded(options.get("headers")), options.get("reply_to", ""), job.priority or 0
     made: dict[str, Any] = {
         **headers,
         **(own or {}),
@@ -86,7 +86,7 @@ def headers_of(job: Job, app: Celery, options: Mapping[str, Any], task: Any = No
         "ignore_result": options.get("ignore_result", getattr(task, "ignore_result", None)),
         "replaced_task_nesting": options.get("replaced_task_nesting", 0),
         "stamped_headers": options.get("stamped_headers"),
-        "stamps": options.get("stamps", {}),
+        "stamps": decoded(options.get("stamps", {})),
     }
 
 

@@ -20,7 +20,7 @@ from django.db.models import Q
 from django.db.models.functions import Now
 
 from jobs.calling import outbox
-from jobs.calling.calls import rank_of
+from jobs.calling.calls import name_of, rank_of
 from jobs.conf import conf, import_tasks, is_ours, loaded_app
 from jobs.conf.logs import logger
 from jobs.conf.syncpoints import reach
@@ -112,7 +112,7 @@ def subscribe(app: Any, using: str) -> None:
         each = Subscription(
             service=service(),
             handler=name,
-            queue=str(getattr(queue, "name", queue) or app.conf.task_default_queue),
+            queue=name_of(queue) or str(app.conf.task_default_queue),
             rank=rank_of(app, getattr(task, "priority", None) or 0),
             defined_at=began,
             seen_at=now,

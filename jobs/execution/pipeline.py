@@ -304,7 +304,8 @@ def _attempt(run: Run) -> Committed | Conflict | Lost | Raised:
                 _roll_back(run, exc)
                 raise
     except LostLease as exc:
-        return Raised(exc)
+        # It may also be of a hook after the commit, which asks self.checkpoint().
+        return Committed(source, exc) if reached == "commit" and finish.is_committed(run) else Raised(exc)
     except BaseException as exc:
         return _came_of(run, exc, reached, is_lost, source)
     return Committed(source)

@@ -59,7 +59,8 @@ def guard(
         if lookup or using:
             raise TypeError("guard(queryset) takes no lookup and no using=: filter the queryset")
         # All transactions that lock several rows lock them in the same order.
-        found = rows.order_by("pk")
+        # What is sliced keeps its order: that decides which rows it is.
+        found = rows if rows.query.is_sliced else rows.order_by("pk")
     else:
         manager = getattr(rows, "_default_manager", rows)
         if not hasattr(manager, "using"):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from string import Formatter
 from typing import Any
 
-from jobs.models.values import MAX_KEY, Repr, canonical, decoded
+from jobs.models.values import MAX_KEY, Repr, canonical, decoded, plain
 
 
 class KeyTemplate:
@@ -66,7 +66,7 @@ def template_of(task: type[Any], option: str) -> KeyTemplate | None:
     """The template in a task's option; None if the option is not set. Raises as :class:`KeyTemplate`."""
     # Celery has made it an attribute of the task: a callable would become a method, with the task as first argument.
     given = inspect.getattr_static(task, option, None)
-    given = getattr(given, "__func__", given)
+    given = given.__func__ if isinstance(given, staticmethod) else given
     return None if given is None else KeyTemplate(option, given, task.body_signature)
 
 
@@ -91,8 +91,8 @@ def joined(parts: tuple[Any, ...], what: str) -> str:
         if isinstance(part, bool) or not isinstance(part, str | int):
             raise TypeError(f"{what}: {part!r} cannot be part of a key: pass text or a whole number, such as user.pk")
     if len(parts) == 1:
-        return checked(str(parts[0]), what)
-    return checked(":".join(str(part).replace("\\", "\\\\").replace(":", "\\:") for part in parts), what)
+        return checked(plain(parts[0]), what)
+    return checked(":".join(plain(part).replace("\\", "\\\\").replace(":", "\\:") for part in parts), what)
 
 
 def checked(key: Any, what: str) -> str:

@@ -63,7 +63,8 @@ def lock(*key: str | int, ttl: float = 30.0, wait: float = 0.0) -> AbstractConte
     grows with every holder, also after Redis lost its data, if the clocks of Redis and of the database agree.
 
     Parameters:
-        key: one or several parts, ``lock("import", 7)``. A task's ``lock=`` with the same text is the same lock.
+        key: one or several parts, ``lock("import", 7)``. A task's ``lock=`` with the same text is the same lock. (In
+            several parts ``:`` and ``\\`` are escaped; a single text, and a template, is taken as it is.)
         ttl: seconds for which the lock outlives a holder that died or hangs; renewed while the block runs.
         wait: seconds to wait for another holder. In a task's body leave it at 0: the job comes back by itself.
 

@@ -247,7 +247,7 @@ class Migration(migrations.Migration):
                 ('job', models.UUIDField(verbose_name='job')),
                 ('lease', models.BigIntegerField(verbose_name='lease')),
                 ('calls', models.PositiveIntegerField(default=1, verbose_name='calls')),
-                ('answer', models.JSONField(null=True, verbose_name='answer')),
+                ('answer', jobs.models.fields.JSONText(null=True, verbose_name='answer')),
                 ('created_at', models.DateTimeField(default=django.db.models.functions.datetime.Now, verbose_name='created at')),
                 ('sent_at', models.DateTimeField(null=True, verbose_name='sent at')),
             ],

@@ -60,7 +60,12 @@ class JSONText(JSONField):
         lookup = super().get_lookup(lookup_name)
         if lookup is None or lookup_name == "isnull":
             return lookup
-        return lambda lhs, rhs: lookup(Cast(lhs, JSONField()), rhs)
+
+        class Casting(lookup):  # type: ignore[misc,valid-type]
+            def __init__(self, lhs: Any, rhs: Any) -> None:
+                super().__init__(Cast(lhs, JSONField()), rhs)
+
+        return Casting
 
 
 class Typed(JSONText):
@@ -70,8 +75,8 @@ class Typed(JSONText):
         return decoded(super().from_db_value(value, expression, connection))
 
 
-class Sparse(JSONField):
-    """``jsonb`` that is empty in most rows: an empty list or dict is NULL in the database, and takes no space."""
+class Sparse(JSONText):
+    """The same, empty in most rows: an empty list or dict is NULL in the database, and takes no space."""
 
     def get_db_prep_value(self, value: Any, connection: Any, prepared: bool = False) -> Any:
         return super().get_db_prep_value(value, connection, prepared) if value else None

@@ -12,6 +12,7 @@ import re
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
+from enum import Enum
 from typing import Any
 
 from celery.canvas import Signature
@@ -191,6 +192,11 @@ def scrub(text: str, limit: int = 20_000) -> str:
         half = (limit - 40) // 2
         text = f"{text[:half]}\n... {len(text) - 2 * half} characters cut ...\n{text[-half:]}"
     return text
+
+
+def plain(value: Any) -> str:
+    """The text of a value: ``str()`` of a member of a ``(str, Enum)`` is the member's name."""
+    return str(value.value if isinstance(value, Enum) else value)
 
 
 def parse_uuid(text: str) -> uuid.UUID | None:

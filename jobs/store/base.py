@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -282,7 +281,7 @@ class Store:
             for name, decode in self.decoders().items():
                 if values[name] is not None:
                     values[name] = decode(values[name])
-            values["options"] = json.loads(values["options"]) if values["options"] else {}
+            values["options"] = values["options"] or {}
             jobs.append(Job.of(values, self.using))
         return sorted(jobs, key=POSITION)
 

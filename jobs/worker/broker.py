@@ -13,6 +13,7 @@ from typing import Any
 from celery import bootsteps
 from celery.worker import state
 
+from jobs.calling.calls import name_of
 from jobs.conf import is_ours
 from jobs.conf.logs import logger
 from jobs.lifecycle.worker_state import worker_state
@@ -29,7 +30,7 @@ def _noted(change: Callable[..., Any], is_consumed: bool) -> Callable[..., Any]:
 
     def change_and_note(queue: Any, *args: Any, **kwargs: Any) -> Any:
         done = change(queue, *args, **kwargs)
-        name = str(getattr(queue, "name", queue))
+        name = name_of(queue)
         others = {*worker_state.queues} - {name}
         worker_state.queues = [*others, name] if is_consumed else [*others]
         return done

@@ -25,7 +25,7 @@ class Effects(Extension):
     def declared(self, task: Any) -> None:
         # Celery has made it an attribute of the class: a callable would be a method, and get the task first.
         policy = inspect.getattr_static(task, "on_ambiguous", "retry")
-        policy = getattr(policy, "__func__", policy)
+        policy = policy.__func__ if isinstance(policy, staticmethod) else policy
         if not callable(policy) and policy not in ("retry", "park"):
             raise ValueError(f"on_ambiguous={policy!r} must be {POLICY}")
         if iscoroutinefunction(policy):

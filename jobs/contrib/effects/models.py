@@ -10,7 +10,7 @@ from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
 from jobs.models import Job, State
-from jobs.models.fields import Completed
+from jobs.models.fields import Completed, JSONText
 
 
 class Effect(Completed):
@@ -32,7 +32,7 @@ class Effect(Completed):
     lease = models.BigIntegerField(_("lease"))
     #: How many calls were begun and may have happened.
     calls = models.PositiveIntegerField(_("calls"), default=1)
-    answer = models.JSONField(_("answer"), null=True)
+    answer = JSONText(_("answer"), null=True)
     created_at = models.DateTimeField(_("created at"), default=Now)
     sent_at = models.DateTimeField(_("sent at"), null=True)
 

@@ -8,6 +8,7 @@ from functools import lru_cache
 from string import Formatter
 from typing import Any
 
+from jobs.calling.calls import name_of
 from jobs.conf import conf, is_ours
 from jobs.idempotency.keys import KeyTemplate
 from jobs.models import Job
@@ -94,7 +95,7 @@ def _queue_of(app: Any, task: Any) -> str:
     except Exception:
         # A router of the project needs the arguments. A worker learns of such a queue when it meets a job in it.
         queue = None
-    return str(getattr(queue, "name", queue) or app.conf.task_default_queue)
+    return name_of(queue) or str(app.conf.task_default_queue)
 
 
 def mark(task: Any, job: Any) -> None:

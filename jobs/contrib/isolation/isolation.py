@@ -26,6 +26,7 @@ from django.core.cache import caches
 from django.core.mail import EmailMessage
 from django.db import connections
 from django.db.transaction import Atomic
+from django.utils.module_loading import import_string
 
 from jobs.conf import Celery, conf
 from jobs.errors import NotIsolated, NotIsolatedWarning
@@ -87,6 +88,10 @@ _outside: ContextVar[Callable[[], bool] | None] = ContextVar("jobs.isolation.out
 
 #: Called in place of the effect, with its kind and its description; the caller gets its return value.
 _stand_in: ContextVar[Callable[[str, str], Any] | None] = ContextVar("jobs.isolation.stand_in", default=None)
+
+
+#: The kind of the effect that was checked and is happening now: a mail's parts are not told again.
+_leaving: ContextVar[str] = ContextVar("jobs.isolation.leaving", default="")
 
 
 @contextmanager
@@ -211,6 +216,8 @@ def own_tables() -> frozenset[str]:
 def places() -> Iterator[tuple[type, str, str, Callable[..., str]]]:
     """Where effects leave the process: the class, its method, the kind, and a function that describes the effect."""
     yield EmailMessage, "send", "mail", lambda message, *given: f"the mail {message.subject!r}"
+    # send_mass_mail() makes no use of EmailMessage.send().
+    yield import_string(settings.EMAIL_BACKEND), "send_messages", "mail", lambda backend, *given: "mails"
     yield smtplib.SMTP, "sendmail", "mail", lambda server, *given: "a mail"
     # urllib, requests and urllib3 go through it as well.
     yield http.client.HTTPConnection, "putrequest", "http", lambda connection, *given: f"a request to {connection.host}"
@@ -256,10 +263,16 @@ def _watch(owner: type, name: str, kind: str, describe: Callable[[Any], str]) ->
 
     @wraps(original)
     def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _leaving.get() == kind:
+            return original(self, *args, **kwargs)
         if (stand_in := _stand_in.get()) is not None:
             return stand_in(kind, describe(self, *args))
         check(kind, describe(self, *args))
-        return original(self, *args, **kwargs)
+        before = _leaving.set(kind)
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            _leaving.reset(before)
 
     watched.is_watched_by_jobs = True  # type: ignore[attr-defined]
     setattr(owner, name, watched)

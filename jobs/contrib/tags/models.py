@@ -18,7 +18,7 @@ from django.db.models.query_utils import DeferredAttribute
 from django.utils.translation import gettext_lazy as _
 
 from jobs.models.fields import Labels
-from jobs.models.values import MAX_KEY, _text
+from jobs.models.values import MAX_KEY, _text, plain
 
 NAME = re.compile(r"[A-Za-z_][\w.-]{0,49}", re.ASCII)
 
@@ -46,7 +46,7 @@ class Tags(dict[str, str]):
             if isinstance(value, bool) or not isinstance(value, str | int | uuid.UUID):
                 cure = "pass text, a whole number or a UUID, such as user.pk"
                 raise TypeError(f"{what}: {name}={value!r} cannot be a tag: {cure}")
-            if not (text := _text(str(value), f"{what}[{name!r}]")):
+            if not (text := _text(plain(value), f"{what}[{name!r}]")):
                 raise ValueError(f"{what}: {name} is empty: leave it out, or say what the job is about")
             tags[name] = text
         if len(str(tags)) > MAX_KEY:

@@ -7,7 +7,6 @@ deletes the row. (With ``-P solo`` a long body keeps the consumer from listening
 
 from __future__ import annotations
 
-import json
 import time
 from contextlib import suppress
 from queue import Empty
@@ -17,6 +16,7 @@ import django
 from django.apps import apps
 from django.db import DatabaseError, InterfaceError, OperationalError
 from kombu.transport import virtual
+from kombu.utils import json
 
 if not apps.ready and not apps.loading:
     # Commands such as `celery inspect` load the Celery app, but do not set up Django.

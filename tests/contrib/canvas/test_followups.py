@@ -573,3 +573,23 @@ def test_a_retry_before_the_body_keeps_what_follows(declare, node):
     run_ready()
     assert Job.objects.get(pk=job.id).retries == 1
     assert Job.objects.filter(task=tasks.effect.name, state="succeeded").count() == 1
+
+
+@pytest.mark.parametrize("how", ["chain", "link", "chord"])
+def test_the_arguments_of_what_follows_are_as_they_were_written(how, node, declare):
+    """Also the order of keys, and numbers that ``jsonb`` would write in another way."""
+    got = []
+
+    def body(**given):
+        got.append(given)
+
+    given = {"order": {"zebra": 1, "a": 2}, "big": 1e16, "zero": -0.0, "day": datetime.date(2026, 1, 2)}
+    last, first = declare(body=body).si(**given), declare()
+    calls = {
+        "chain": lambda: chain(first.si(), last).delay(),
+        "link": lambda: first.apply_async(link=last),
+        "chord": lambda: chord([first.si(), first.si()], last).delay(),
+    }
+    calls[how]()
+    run_ready()
+    assert repr(got) == repr([given])

@@ -403,6 +403,23 @@ def test_provider_that_cannot_be_asked_leaves_the_call_ambiguous(node):
     assert (job.state, job.error["type"], made, status()) == ("failed", "Unreachable", [], "ambiguous")
 
 
+def test_the_provider_may_be_asked_by_a_method(node, declare):
+    class Client:
+        def find(self, call):
+            return {"id": f"asked for {call.key}"}
+
+    made = []
+
+    def body():
+        with effect_of("charge", "order-1") as call:
+            if not call.done:
+                made.append(call.key)
+                raise Unreachable
+
+    job = run(declare(body=body, atomic=False, on_ambiguous=Client().find, max_retries=0))
+    assert (job.state, run_again(job).state, made) == ("failed", "succeeded", [KEY])
+
+
 def test_not_sent_forgets_the_call(node):
     def refused(call):
         call.not_sent()

@@ -90,9 +90,15 @@ def case(request):
     celery.current_app._get_current_object()._after_fork()
 
 
-@pytest.mark.parametrize("kind", EFFECTS)
-def test_each_is_found_in_a_transaction_and_only_there(kind):
-    effect, text = EFFECTS[kind]
+def send_mails():
+    mail.send_mass_mail([("Welcome", "", None, ["ada@example.com"])])
+
+
+@pytest.mark.parametrize(
+    ("kind", "effect", "text"),
+    [*((kind, *each) for kind, each in EFFECTS.items()), ("mail", send_mails, "mails inside of a transaction")],
+)
+def test_each_is_found_in_a_transaction_and_only_there(kind, effect, text):
     with isolation():
         effect()
         with transaction.atomic():
@@ -102,8 +108,9 @@ def test_each_is_found_in_a_transaction_and_only_there(kind):
                 effect()
             with isolation(None):
                 effect()
-            with isolation("warn"), pytest.warns(NotIsolatedWarning, match=text):
+            with isolation("warn"), pytest.warns(NotIsolatedWarning, match=text) as told:
                 effect()
+            assert len([each for each in told if each.category is NotIsolatedWarning]) == 1
     with transaction.atomic():
         effect()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import signal
 import socket
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 
 import pytest
 from celery import current_app
@@ -99,6 +101,17 @@ def test_a_message_is_there_until_it_is_acknowledged(broker):
     assert rows() == 1
     message.ack()
     assert rows() == 0
+
+
+def test_a_message_keeps_what_other_transports_keep(broker):
+    """kombu's JSON knows more than Python's."""
+    queue = Queue("t1")(broker.default_channel)
+    queue.declare()
+    headers = {"tenant": uuid.uuid4(), "at": datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)}
+    broker.Producer().publish({}, routing_key="t1", headers=headers)
+    message = queue.get()
+    assert message.headers == headers
+    message.ack()
 
 
 def test_a_requeued_message_comes_back_at_once_and_says_so(broker):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import datetime
+import enum
 import uuid
 
 import pytest
-from celery import signals
+from celery import current_app, signals
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 from kombu import Exchange, Queue
 from kombu.common import Broadcast
 
+from jobs import Task
 from jobs.models import Job
+from tests.helpers.harness import deliver
 from tests.helpers.parity import ID, LATER, OPTIONS, QUEUES, ids_replaced, resolve, seen_by_ours, seen_by_stock
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -111,3 +114,81 @@ def test_countdown_wins_over_eta_as_in_celery(ours):
     ours.tasks["parity.add"].apply_async((1,), eta=LATER, countdown=10)
     job = Job.objects.get()
     assert job.run_at.year < LATER.year
+
+
+class Mail(str, enum.Enum):  # noqa: UP042 (its str() is its name)
+    QUEUE = "mail"
+
+
+class Urgent(int, enum.Enum):
+    HIGH = 5
+
+
+def test_a_member_of_an_enum_is_its_value(declare):
+    declare().apply_async(queue=Mail.QUEUE, priority=Urgent.HIGH)
+    job = Job.objects.get()
+    assert (job.queue, job.priority) == ("mail", 5)
+
+
+def test_many_calls_are_those_of_the_class(declare):
+    """A base class of the project adds the tenant to each call."""
+
+    class TenantTask(Task):
+        abstract = True
+
+        def apply_async(self, args=None, kwargs=None, **options):
+            options["headers"] = {**(options.get("headers") or {}), "schema": "acme"}
+            return super().apply_async(args, kwargs, **options)
+
+    task = declare(base=TenantTask)
+    results = [task.delay(1), *task.delay_many([(2,), {"user_id": 3}], countdown=60)]
+    assert [Job.objects.get(pk=each.id).headers for each in results] == [{"schema": "acme"}] * 3
+    assert Job.objects.filter(state="scheduled").count() == 2
+    with pytest.raises(TypeError, match="takes"):
+        task.delay_many([(4,), (5, 6, 7)])
+    assert Job.objects.count() == 3
+
+
+def test_headers_and_stamps_have_their_types(declare, node):
+    seen = {}
+
+    def body(self):
+        seen.update(self.request.headers, stamps=self.request.stamps)
+
+    key = uuid.uuid4()
+    deliver(
+        declare(body=body, bind=True).apply_async(
+            headers={"tenant": key, "stamps": {"by": key}, "stamped_headers": ["by"]}
+        )
+    )
+    assert (seen["tenant"], seen["stamps"]) == (key, {"by": key})
+
+
+def test_a_call_in_a_body_inherits_the_priority(declare, node):
+    child = declare()
+
+    def body():
+        child.delay()
+        child.apply_async(priority=2)
+
+    current_app.conf.task_inherit_parent_priority = True
+    try:
+        deliver(declare(body=body).apply_async(priority=7))
+    finally:
+        current_app.conf.task_inherit_parent_priority = False
+    assert sorted(Job.objects.filter(task=child.name).values_list("priority", flat=True)) == [2, 7]
+
+
+def test_an_empty_text_is_no_time(declare):
+    with pytest.raises(ValueError, match="expires='' must be"):
+        declare().apply_async(expires="")
+
+
+def test_a_job_of_a_signature_that_was_called_twice_waits_for_itself(declare, node):
+    signature = declare().si()
+    signature.freeze()
+    deliver(signature.apply_async())
+    signature.apply_async()
+    second = Job.objects.get(state="ready")
+    with pytest.raises(TimeoutError):
+        second.wait(timeout=0.1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import gc
+import pickle
 import uuid
 import weakref
 from decimal import Decimal
@@ -919,3 +920,59 @@ def test_a_server_that_refused_and_was_replaced_was_lost():
         cursor.execute("UPDATE tests_effect SET note = ''")
     connection.close()
     assert databases.is_lost(refused.value, "default")
+
+
+class Replica:
+    """Django's own example of a router for a replica, which lags behind."""
+
+    def db_for_read(self, model, **hints):
+        return "second"
+
+    def db_for_write(self, model, **hints):
+        return "default"
+
+    def allow_relation(self, *rows, **hints):
+        return True
+
+
+@pytest.mark.parametrize("how", ["fails", "retries", "snoozes"])
+def test_a_run_reads_nothing_from_a_replica(second, settings, declare, how):
+    settings.JOBS = {**settings.JOBS, "DATABASES": ["default"]}
+    settings.DATABASE_ROUTERS = [Replica()]
+
+    def body(self):
+        if how == "retries":
+            self.retry(countdown=60)
+        raise Snooze(60) if how == "snoozes" else ValueError("x")
+
+    result = declare(body=body, bind=True, max_retries=3 if how == "retries" else 0).delay()
+    deliver(result)
+    job = Job.objects.using("default").get(pk=result.id)
+    assert job.state == ("failed" if how == "fails" else "scheduled")
+    # What a receiver of a signal, or a caller, reads later comes from where the row is.
+    assert Job.objects.using("default").only("task").get(pk=job.pk).state == job.state
+
+
+@pytest.mark.parametrize("exc", [Snooze(60), Snooze(60, "later"), jobs.Busy("x"), jobs.Cancel("x")], ids=repr)
+def test_what_a_body_raises_passes_between_processes(exc):
+    """A stock task, too, may reach code that raises it; Celery's pool pickles it."""
+    same = pickle.loads(pickle.dumps(exc))
+    assert (type(same), str(same), vars(same)) == (type(exc), str(exc), vars(exc))
+
+
+def test_a_hook_after_the_commit_that_asks_whether_to_go_on(declare):
+    told = []
+
+    def body(self):
+        transaction.on_commit(self.checkpoint)
+
+    def hear(job, **kwargs):
+        told.append(job.pk)
+
+    signals.succeeded.connect(hear)
+    try:
+        result = declare(body=body, bind=True).delay()
+        assert deliver(result)[0] == "SUCCESS"
+    finally:
+        signals.succeeded.disconnect(hear)
+    assert told == [Job.objects.get().pk]

@@ -136,3 +136,9 @@ def test_mistakes_are_told_with_the_cure(order):
         Order.objects.create(key="b", job=uuid.uuid4())
         with pytest.raises(Order.MultipleObjectsReturned, match="pass a queryset"), guard(Order):
             pass
+
+
+def test_a_slice_keeps_its_order(order):
+    newest = Order.objects.create(key="b", job=uuid.uuid4())
+    with transaction.atomic(), guard(Order.objects.order_by("-pk")[:1]) as rows:
+        assert [row.pk for row in rows] == [newest.pk]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import inspect
 import os
 import time
@@ -463,3 +464,20 @@ def test_whoever_snoozes_for_ever_ends_failed(node, settings):
 def test_snooze_takes_seconds(seconds, error):
     with pytest.raises(error):
         Snooze(seconds)
+
+
+class Kind(str, enum.Enum):  # noqa: UP042 (its str() is its name)
+    WELCOME = "welcome"
+
+    @classmethod
+    def of(cls, user_id, days=1):
+        return f"{cls.WELCOME.value}:{user_id}"
+
+
+def test_a_key_may_be_a_bound_method():
+    assert declared(unique=Kind.of)["unique"].of([5], {}) == "welcome:5"
+
+
+def test_a_member_of_an_enum_is_its_value():
+    assert joined((Kind.WELCOME, 5), "the key") == "welcome:5"
+    assert joined((Kind.WELCOME,), "the key") == "welcome"
