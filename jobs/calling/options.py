@@ -117,6 +117,8 @@ def check_declaration(task: type[celery.Task], declared: Collection[str]) -> Non
     Raises:
         TypeError: names the option, and the cure.
     """
+    if len(task.name or "") > 255:
+        raise ValueError(f"{task.name[:60]}... is longer than 255 characters: pass a shorter name=")
     options = extensions.merged("options")
     known = OF_A_TASK | options.keys()
     for name in declared:

@@ -380,6 +380,9 @@ def tidy(alias: str) -> None:
         try:
             if connection.alias != alias:
                 connection.close_if_unusable_or_obsolete()
+                # A time limit left a query behind: the next body that uses the connection would fail.
+                if status(connection) == ACTIVE:
+                    drop(connection.alias)
             elif connection.connection is not None and (
                 connection.in_atomic_block
                 or connection.errors_occurred
@@ -460,6 +463,11 @@ class SideDatabase:
         with self._lock:
             if self._connection is None:
                 connection = _new_connection(home())
+                try:
+                    connection.ensure_connection()
+                except Exception as exc:
+                    # A backend that fetches a password may raise anything: it is away like a server.
+                    raise exc if isinstance(exc, Error) else OperationalError(f"cannot connect: {exc!r}") from exc
                 if self.vendor == "sqlite":
                     _create_tables(connection)
                 self._connection = connection

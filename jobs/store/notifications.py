@@ -51,6 +51,8 @@ class Notifications:
         """Whether one of these payloads comes within so many seconds."""
         deadline = time.monotonic() + seconds
         while not any(payload in wanted for payload in self.heard()):
-            if not select.select([self], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            poll = select.poll()
+            poll.register(self, select.POLLIN)
+            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
                 return False
         return True

@@ -33,7 +33,7 @@ from jobs.errors import TaskExited, TaskOutOfMemory
 from jobs.lifecycle import transitions
 from jobs.lifecycle.claims import Claimer
 from jobs.lifecycle.worker_state import worker_state
-from jobs.models import WAITING, Job, Node, Pause, State
+from jobs.models import CLAIMABLE, WAITING, Job, Node, Pause, State
 from jobs.models.columns import ORDER
 from jobs.models.values import decoded, normalize
 from jobs.store import databases
@@ -196,7 +196,7 @@ class _Process:
                 pass
             transitions.sweep_cancellations(alias, conf().BATCH)
             transitions.make_due(alias, conf().BATCH, at=at)
-            ready = Job.objects.using(alias).filter(_OF_OPEN_QUEUES, state=State.READY)
+            ready = Job.objects.using(alias).filter(_OF_OPEN_QUEUES, CLAIMABLE)
             first = ready.order_by(*ORDER).only("task", "queue").first()
             if first is None:
                 known = self._times()

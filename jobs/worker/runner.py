@@ -17,7 +17,7 @@ from billiard.compat import mem_rss
 from billiard.pool import EX_RECYCLE
 from celery.exceptions import SoftTimeLimitExceeded
 from django.core.cache import close_caches
-from django.db import Error
+from django.db import Error, connections
 
 from jobs import extensions
 from jobs.calling import request
@@ -141,8 +141,12 @@ class Runner:
             woken: the wake-ups that led here.
         """
         if jobs := self.take(woken):
+            # As Django does before a request: this process may have been idle for long.
+            for other in connections.all(initialized_only=True):
+                if other.alias not in conf().DATABASES:
+                    other.close_if_unusable_or_obsolete()
             self._run_all(jobs)
-            # As Django does after a request, and Celery's fixup after each task.
+            # And after it, as Celery's fixup after each task.
             with suppress(Exception):
                 close_caches()
             self._claimer.note_left(jobs)
@@ -156,7 +160,8 @@ class Runner:
     def _claim(self) -> list[Job]:
         """Claim from the queues in turn, so that no queue starves."""
         reach("before_claim")
-        self._asked = claims.size_of(min(self._next, conf().CLAIM_BATCH))
+        left = self._most - self._done if self._most else math.inf
+        self._asked = claims.size_of(min(self._next, conf().CLAIM_BATCH, left))
         without = tuple(task for task, until in self._unknown.items() if time.monotonic() < until)
         if not self.only:
             without += tuple(task for each in executors.present for task in each.tasks)
@@ -170,6 +175,13 @@ class Runner:
                 jobs = self._claimer.take(using, claim)
             except Error as exc:
                 self._note_away(using, exc)
+                continue
+            except Exception as exc:
+                # Rows may be claimed (no memory was left for them, say), and none was begun.
+                with suppress(Error):
+                    transitions.hand_back_claim(using, worker_state.node, claim.token)
+                databases.note_failure(exc, "a claim", worker_state.about("claim_failed"))
+                self._away[using] = time.monotonic() + AWAY_PAUSE
                 continue
             self._away.pop(using, None)
             if jobs:
@@ -400,7 +412,11 @@ class Runner:
 
     def _recycle(self) -> None:
         """As Celery's pool does after a task: end the process that has done its share, or holds too much memory."""
-        has_done = 0 < self._most <= self._done + sum(each.done for each in executors.present)
+        done = self._done + sum(each.done for each in executors.present)
+        if not done:
+            # A process that holds too much memory from the start runs one job all the same.
+            return
+        has_done = 0 < self._most <= done
         used = mem_rss() if self._memory and not has_done else 0
         # The executors' jobs come to their end first.
         if not has_done and used <= self._memory:

@@ -143,8 +143,12 @@ class Supervisor:
             return True
         data = os.read(self._pipe, 65536)
         *lines, self._unread = (self._unread + data).split(b"\n")
-        for line in lines:
-            is_urgent, *wanted = json.loads(line)
+        for line in filter(None, lines):
+            try:
+                is_urgent, *wanted = json.loads(line)
+            except ValueError:
+                logger.error("a note was cut: %.200r", line, extra=worker_state.about("note_lost"))
+                continue
             if is_urgent:
                 self._try(partial(_call, *wanted))
             else:

@@ -89,17 +89,25 @@ class Handle:
             return False
 
     def do(self, function: Callable[..., Any], *given: Any, is_urgent: bool = False) -> None:
-        """Have a function of a module called in the supervisor, with values of JSON. It never blocks, and never raises.
+        """Have a function of a module called in the supervisor, with values of JSON. It never raises.
+
+        It waits for a second at the most, if the supervisor does not read.
 
         Parameters:
             is_urgent: call it at once, before waiting notes; such a function makes no query.
         """
-        if self._pipe >= 0:
-            note = [is_urgent, f"{function.__module__}.{function.__qualname__}", *given]
-            try:
-                os.write(self._pipe, json.dumps(note).encode() + b"\n")
-            except OSError:
-                logger.debug("the supervisor takes no note", exc_info=True, extra=worker_state.about("note_lost"))
+        note = json.dumps([is_urgent, f"{function.__module__}.{function.__qualname__}", *given])
+        # An earlier note may have been cut.
+        left, until = f"\n{note}\n".encode(), time.monotonic() + 1.0
+        try:
+            while left and self._pipe >= 0:
+                with suppress(BlockingIOError):
+                    left = left[os.write(self._pipe, left) :]
+                if left and not select.select([], [self._pipe], [], until - time.monotonic())[1]:
+                    raise TimeoutError("it does not read")
+        except (OSError, ValueError):
+            # ValueError: no time is left.
+            logger.warning("the supervisor takes no note", exc_info=True, extra=worker_state.about("note_lost"))
 
     def _end(self) -> None:
         """At the end of the worker's main process: give the supervisor a moment to hand back and sign off.

@@ -23,7 +23,7 @@ from django.db.models.functions import Now
 
 from jobs.calling import outbox
 from jobs.calling.outbox import calls_are_rows
-from jobs.conf import conf
+from jobs.conf import conf, is_ours
 from jobs.conf.logs import logger
 from jobs.contrib.batches.models import Batch
 from jobs.errors import LostLease
@@ -76,7 +76,7 @@ def _kept(callback: Any, name: str) -> Any:
     if not isinstance(callback, Signature):
         raise TypeError(f"{name} must be a signature (task.s(...)), and not {callback!r}")
     task = current_app.tasks.get(callback.task)
-    if getattr(task, "is_transactional", False) and task.typing and (takes := getattr(task, "__header__", None)):
+    if task is not None and is_ours(task) and task.typing and (takes := getattr(task, "__header__", None)):
         # Raise to the caller now: at the end of the batch no worker could call it, and the batch would stay open.
         takes(*callback.args, **callback.kwargs)
     return storable(dict(callback), name)
@@ -169,7 +169,9 @@ def _close(key: uuid.UUID, using: str) -> bool:
         if callback is not None:
             with calls_are_rows(using):
                 result = signature(decoded(callback), app=current_app._get_current_object()).apply_async()
-            called[name] = {"task": callback["task"], "id": str(result.id)}
+            # An empty chain calls nothing.
+            if result is not None:
+                called[name] = {"task": callback["task"], "id": str(result.id)}
         ended = {"ended_at": Now(), "counts": found.counts, "called": called}
         # Called only once: a batch that a retry has opened again ends again.
         Batch.objects.using(using).filter(pk=key).update(**ended, **{name: None})

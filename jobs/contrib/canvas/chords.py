@@ -139,11 +139,16 @@ def _nested(rows: Any) -> list[Any]:
     for place, result in sorted(rows):
         node = nested
         for index in place[:-1]:
-            if index == len(node):
-                node.append([])
+            _fill(node, index + 1)
             node = node[index]
+        _fill(node, place[-1])
         node.append(decoded(result))
     return nested
+
+
+def _fill(node: list[Any], size: int) -> None:
+    """A group without tasks has no part, and no result."""
+    node += [[] for _ in range(size - len(node))]
 
 
 def prune(using: str) -> None:

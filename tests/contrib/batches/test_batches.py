@@ -8,7 +8,7 @@ import threading
 import uuid
 
 import pytest
-from celery import chain, shared_task
+from celery import chain, group, shared_task
 from django.core.management import CommandError, call_command
 from django.db import connection, connections, transaction
 from django.template import Context, Template
@@ -158,6 +158,16 @@ def test_after_a_retry_it_ends_again_and_success_is_told_once(node):
 def test_an_empty_batch_ends_at_once():
     made(0)
     assert ticked() == ["succeeded"]
+
+
+@pytest.mark.parametrize("callback", [chain(), group([tasks.noop.si(), tasks.passes.si(1)])], ids=["nothing", "group"])
+def test_a_callback_may_be_a_group_or_nothing(callback):
+    with batch("b", on_success=callback) as found:
+        pass
+    ticked()
+    found.refresh_from_db()
+    assert found.ended_at is not None
+    assert Job.objects.count() == len(callback.tasks)
 
 
 def test_of_many_that_look_one_calls(node):

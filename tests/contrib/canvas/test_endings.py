@@ -331,3 +331,12 @@ def test_a_chord_hears_of_each_part_that_fails(node, how):
     run_ready()
     assert result.state == "FAILURE"
     assert effects()["errback"] == 1
+
+
+@pytest.mark.database
+def test_groups_without_tasks_keep_no_chord_open(node):
+    empty = chain(P.si("x"), group([group([]), group([])]))
+    chord([empty, chain(P.si("y"), group([P.si(3), P.si(4)]))], P.s()).delay()
+    run_ready()
+    assert [[], [3, 4]] in Job.objects.filter(task=P.name).values_list("result", flat=True)
+    assert not Job.objects.exclude(state="succeeded").exists()

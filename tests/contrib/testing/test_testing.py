@@ -631,3 +631,11 @@ def test_mails_of_jobs_are_in_the_outbox(case):
     mails.delay()
     run_jobs()
     assert [message.subject for message in mail.outbox] == ["Welcome"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_job_that_is_held_keeps_no_other_queue_waiting():
+    """A worker held it for its limit."""
+    Job.objects.filter(pk=leaves.delay("held").id).update(held=True)
+    other = leaves.apply_async(("other",), queue="other")
+    assert [job.pk for job in run_jobs()] == [uuid.UUID(other.id)]

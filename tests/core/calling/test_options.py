@@ -261,3 +261,9 @@ def test_a_typo_in_a_retry_fails_the_job(node):
         current_app.tasks.pop("tests.retries_wrongly")
     job = Job.objects.get()
     assert (job.state, "did you mean `countdown`" in job.error["message"]) == ("failed", True)
+
+
+def test_a_name_that_no_row_holds_is_refused_where_it_is_declared(declare):
+    with pytest.raises(ValueError, match="longer than 255 characters"):
+        declare(name="x" * 256)
+    declare(name="x" * 255)

@@ -7,7 +7,9 @@ import os
 import statistics
 import subprocess
 import sys
+import threading
 import time
+from functools import partial
 
 import pytest
 from celery import current_app, shared_task
@@ -15,6 +17,8 @@ from celery import current_app, shared_task
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job
 from jobs.worker.pool import TaskPool
+from jobs.worker.runner import Runner
+from jobs.worker.watchdog import Handle
 from tests import tasks
 from tests.faults.worker import Worker
 from tests.helpers.gates import once_only, wait_for_file
@@ -296,3 +300,72 @@ def test_idle_processes_that_are_killed_are_replaced(broker):
 
 def test_the_banner_names_the_pool_as_people_do():
     assert f"{TaskPool.__module__}:{TaskPool.__name__}" == "celery.concurrency.prefork:TaskPool"
+
+
+# One process
+
+
+@pytest.fixture
+def runner(node):
+    """Makes what claims and runs jobs in a process of a worker."""
+    worker_state.queues = [current_app.conf.task_default_queue]
+    return partial(Runner, current_app._get_current_object(), "here")
+
+
+def test_a_process_does_its_share_and_no_more(runner):
+    tasks.noop.delay_many([(n,) for n in range(40)])
+    with pytest.raises(SystemExit):
+        one = runner(most=10)
+        while one.run_batch():
+            pass
+    assert Job.objects.filter(state="succeeded").count() == 10
+
+
+def test_a_process_that_is_too_large_from_the_start_is_not_replaced_for_nothing(runner):
+    large = runner(memory=1)
+    assert not large.run_batch()
+    tasks.noop.delay()
+    with pytest.raises(SystemExit):
+        large.run_batch()
+    assert Job.objects.get().state == "succeeded"
+
+
+def test_an_error_of_python_in_a_claim_counts_for_no_job(runner, monkeypatch):
+    """Rows were claimed, and then there was no memory for them."""
+    tasks.noop.delay_many([(n,) for n in range(3)])
+    one = runner()
+    with monkeypatch.context() as patch:
+        patch.setattr(Job, "of", lambda *given: 1 / 0)
+        patch.setattr(Job, "from_db", lambda *given: 1 / 0)
+        assert not one.run_batch()
+    assert set(Job.objects.values_list("state", "node_losses", "crashes")) == {("ready", 0, 0)}
+    wait_for(lambda: one.run_batch() and Job.objects.filter(state="succeeded").exists(), 10, "it claims again")
+
+
+# Notes for the supervisor
+
+
+def test_a_long_note_arrives_whole_and_one_that_was_cut_spoils_no_other(caplog):
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    handle = Handle()
+    handle._pipe = writer
+    try:
+        # Nobody reads.
+        handle.do(json.dumps, "x" * (1 << 18))
+        assert "takes no note" in caplog.text
+        heard = []
+        thread = threading.Thread(target=lambda: heard.extend(iter(lambda: os.read(reader, 65536), b"")))
+        thread.start()
+        for number in range(3):
+            handle.do(json.dumps, "y" * (1 << 18), number)
+        handle.do(json.dumps, "last")
+    finally:
+        os.close(writer)
+        handle._pipe = -1
+    thread.join()
+    os.close(reader)
+    cut, *whole = filter(None, b"".join(heard).split(b"\n"))
+    with pytest.raises(ValueError, match="Unterminated"):
+        json.loads(cut)
+    assert [json.loads(note)[-1] for note in whole] == [0, 1, 2, "last"]
