@@ -324,16 +324,7 @@ def receive(task: str, request: Any, args: Any, kwargs: Any) -> None:
         root=None if root == key else root,
         made_at=timezone.now(),
     )
-    if (known := app.tasks.get(task) if app is not None else None) is not None:
-        for called in getattr(known, "call_hooks", ()):
-            try:
-                called(known, job)
-            except ImproperlyConfigured:
-                # Arguments that should be hidden, and cannot be, are not kept.
-                raise
-            except Exception as exc:
-                # If the arguments do not fit the task, the run will report it.
-                log(logging.DEBUG, job, f"a message gets less than a call: {exc!r}", "hook_failed")
+    mark(app, job)
     reach("before_receive")
     using = databases.job_alias()
     with transaction.atomic(using=using) if store.of(using).is_divided else nullcontext():
@@ -341,6 +332,20 @@ def receive(task: str, request: Any, args: Any, kwargs: Any) -> None:
         store.of(using).withdraw(key)
     reach("after_receive")
     wakeup.send()
+
+
+def mark(app: Any, job: Job) -> None:
+    """Write what extensions add to a call into a row that was made without one: of a message, or of an event."""
+    task = app.tasks.get(job.task) if app is not None else None
+    for called in getattr(task, "call_hooks", ()):
+        try:
+            called(task, job)
+        except ImproperlyConfigured:
+            # Arguments that should be hidden, and cannot be, are not kept.
+            raise
+        except Exception as exc:
+            # If the arguments do not fit the task, the run will report it.
+            log(logging.DEBUG, job, f"it gets less than a call: {exc!r}", "hook_failed")
 
 
 def _stated(request: Any, delivery: Mapping[str, Any]) -> dict[str, Any]:

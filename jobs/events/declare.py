@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import celery
-from asgiref.sync import sync_to_async
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
 
 from jobs import extensions
 from jobs.events import order, store
@@ -196,11 +196,16 @@ def handler(
             # An event's values are JSON, and are converted. A plain call (also in another handler) and a job that a
             # person enqueued keep the types that they were given.
             if made.event is not None:
+                # A field may be called self.
+                data = {name: value for name, value in data.items() if name not in bound}
                 args, data = args[:own], schema.load(data, args=args[own:])
             return function(*args, **data)
 
+        if iscoroutinefunction(function):
+            markcoroutinefunction(run)
         # A call by hand raises for a wrong argument. An event may have more fields than the handler has parameters.
         signature = inspect.signature(function)
+        bound = list(signature.parameters)[:own]
         rest = [] if schema.takes_rest else [inspect.Parameter("other_fields", inspect.Parameter.VAR_KEYWORD)]
         parameters = [*signature.parameters.values(), *rest]
         run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]

@@ -55,3 +55,10 @@ class Events(Extension):
         from jobs.events import order
 
         return order.again(jobs, using)
+
+    def disown(self, using: str, is_dry: bool) -> Mapping[str, int]:
+        from jobs.events.models import PARKED, UNRELAYED, UNSENT, Event
+
+        # The original hands them on as well.
+        found = Event.objects.using(using).filter(UNRELAYED | PARKED | UNSENT)
+        return {"events": found.count() if is_dry else found.order_by().delete()[0]}

@@ -20,9 +20,8 @@ _walks: dict[str, tuple[int, float]] = {}
 
 def prune(using: str, budget: float) -> None:
     deadline = time.monotonic() + budget
-    if conf().RETENTION_EVENTS is not None:
-        while _forget(using) and time.monotonic() < deadline:
-            pass
+    while conf().RETENTION_EVENTS is not None and _forget(using) and time.monotonic() < deadline:
+        pass
     _prune_failed(using, deadline)
 
 

@@ -20,7 +20,7 @@ from django.db.models import Q
 from django.db.models.functions import Now
 
 from jobs.calling import outbox
-from jobs.calling.calls import name_of, rank_of
+from jobs.calling.calls import mark, name_of, rank_of
 from jobs.conf import conf, import_tasks, is_ours, loaded_app
 from jobs.conf.logs import logger
 from jobs.conf.syncpoints import reach
@@ -227,6 +227,7 @@ def make_jobs(
         found[event.pk] = len(handlers)
         for each in handlers.values():
             job: Any = _job(event, each, again)
+            mark(app, job)
             if event.order_key is not None and each.is_ordered:
                 job.order_key = named(each.handler, event.order_key)
                 ordered[job.order_key].append(job)

@@ -112,11 +112,10 @@ class Schema:
         Raises:
             Misfit: a field is missing, or does not fit its annotation.
         """
-        names = [one.name for one in self.signature.parameters.values() if one.kind is one.POSITIONAL_OR_KEYWORD]
-        if len(args) > len(names):
-            says = f"{len(args)} values have no name, and the handler takes {len(names)} by position"
-            raise Misfit(f"{self.what}: {says}")
-        data = {**dict(zip(names, args, strict=False)), **data}
+        own = [one.name for one in self.signature.parameters.values() if one.kind is one.POSITIONAL_OR_KEYWORD]
+        if len(args) > len(own):
+            raise Misfit(f"{self.what}: {len(args)} values have no name, and the handler takes {len(own)} by position")
+        data = {**dict(zip(own, args, strict=False)), **data}
         rest = {name: data[name] for name in data if name not in self.fields} if self.takes_rest else {}
         try:
             return rest | _convert(self.fields, data, "", False)

@@ -18,9 +18,6 @@ class Settings:
 
 #: As those of ``jobs.conf``.
 RULES = {
-    "SERVICE": (
-        r"(?=.{1,50}$)(?a:[\w-]+(\.[\w-]+)*)",
-        "up to 50 letters, digits, '-' and '.', or None, not {!r}",
-    ),
+    "SERVICE": (r"(?=.{1,50}$)(?a:[\w-]+(\.[\w-]+)*)", "up to 50 letters, digits, '-' and '.', or None, not {!r}"),
     "EVENT_BROKER": ("amqps?://.*", "the URL of a RabbitMQ, amqp://..., or None"),
 }

@@ -48,6 +48,8 @@ def adopt(out: JobsCommand, args: Namespace) -> None:
         jobs = "{scheduled} scheduled, {ready} ready and {running} running jobs".format(**what["jobs"])
         if what.get("messages"):
             jobs += f" ({what['messages']} messages of the jobs:// broker)"
+        if what.get("events"):
+            jobs += f" ({what['events']} events that were not handed on, or not sent)"
         if alias not in others:
             out.say(f"{alias}: is marked as itself already; {jobs} run here")
             continue

@@ -49,7 +49,7 @@ class Awaited:
         self.task = asyncio.current_task()
         run.began = time.monotonic()
         try:
-            self.next_call = lambda function, *args, **kwargs: function(*args, **kwargs)
+            self.next_call = lambda function, /, *args, **kwargs: function(*args, **kwargs)
             # A body may change what it was given.
             made = (run.task.own_call or run.task.run)(*decoded(run.job.args), **decoded(run.job.kwargs))
             self.result = await _Steps(self, made) if inspect.isawaitable(made) else made
@@ -76,12 +76,12 @@ class Awaited:
         run.is_atomic = self.raised is None or isinstance(self.raised, Replaced)
         run.body = self._end_by_run if self.verdict is None and _is_wrapped(run.task) else self._end
 
-    def _end_by_run(self, *args: Any, **kwargs: Any) -> Any:
+    def _end_by_run(self, /, *args: Any, **kwargs: Any) -> Any:
         """End through the task's ``run``, and through all that wraps it."""
         self.next_call = self._end
         return self.run.task.run(*decoded(self.run.job.args), **decoded(self.run.job.kwargs))
 
-    def _end(self, *args: Any, **kwargs: Any) -> Any:
+    def _end(self, /, *args: Any, **kwargs: Any) -> Any:
         if self.raised is not None:
             raise self.raised
         if not isinstance(self.result, Commit):

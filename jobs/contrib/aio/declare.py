@@ -65,10 +65,13 @@ def _run(task: type[Any], function: Callable[..., Any], has_self: bool) -> Calla
             return inline.call(_plainly, function, *args, **kwargs)
         return _plainly(function, *args, **kwargs)
 
+    # Of a function that only returns a coroutine: asgiref's mark, up to Python 3.11 and from 3.12 on.
+    for mark in ("_is_coroutine", "_is_coroutine_mark"):
+        vars(run).pop(mark, None)
     run.awaits = run  # type: ignore[attr-defined]
     return run
 
 
-async def _plainly(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+async def _plainly(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     result = await function(*args, **kwargs)
     return await sync_to_async(result.alone)() if isinstance(result, Commit) else result

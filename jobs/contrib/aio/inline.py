@@ -19,7 +19,7 @@ from jobs.lifecycle.run import Run
 END = object()
 
 
-def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Await a coroutine. What it calls by ``sync_to_async``, as Django's ORM does, runs in this thread."""
     # The loop has a thread of its own, which has to see the requests of this thread.
     token = owner.set(ident())

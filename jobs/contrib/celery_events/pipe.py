@@ -57,11 +57,14 @@ def _text(seen: Shown, exc: Any) -> str:
 
 
 def _write(kind: str, fields: dict[str, Any]) -> None:
-    line = json.dumps({"type": kind, "timestamp": time.time(), **fields}).encode() + b"\n"
-    # Up to this size a write is atomic, even if other processes write at the same time.
-    if len(line) <= select.PIPE_BUF:
-        with contextlib.suppress(BlockingIOError):
-            os.write(_writer, line)
+    said = {"type": kind, "timestamp": time.time(), **fields}
+    for short in ({}, {name: str(fields[name])[:200] for name in ("args", "kwargs") if name in fields}):
+        line = json.dumps(said | short, ensure_ascii=False).encode(errors="replace") + b"\n"
+        # Up to this size a write is atomic, even if other processes write at the same time.
+        if len(line) <= select.PIPE_BUF:
+            with contextlib.suppress(BlockingIOError):
+                os.write(_writer, line)
+            return
 
 
 _rest = b""

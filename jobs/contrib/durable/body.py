@@ -206,7 +206,7 @@ def _plain(method: Callable[..., Any]) -> Callable[..., Any]:
     name = method.__name__
 
     @wraps(method)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         if self.is_async and asyncio._get_running_loop() is not None:
             raise TypeError(f"self.{name}() would block the event loop: await self.a{name}() in an async def body")
         return method(self, *args, **kwargs)
@@ -218,7 +218,7 @@ def _noted(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     """The form to await of a method. A run notes the calls that its body has not awaited yet."""
 
     @wraps(method)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         made = method(self, *args, **kwargs)
         if (run := current_run()) is not None:
             left = vars(run).setdefault("not_awaited", deque())
@@ -261,13 +261,13 @@ def wrap(run: Any) -> Any:
     function = getattr(run, "__func__", run)
     is_bound = not isinstance(run, staticmethod)
 
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         return function(*([self] if is_bound else []), *args, **kwargs)
 
     if iscoroutinefunction(function):
 
         @wraps(function)
-        async def body(self: Any, *args: Any, **kwargs: Any) -> Any:
+        async def body(self: Any, /, *args: Any, **kwargs: Any) -> Any:
             with _isolated(self) as isolation, _in_time(self):
                 if isolation is None:
                     return _unless_suspended(self, await call(self, *args, **kwargs))
@@ -281,7 +281,7 @@ def wrap(run: Any) -> Any:
     else:
 
         @wraps(function)
-        def body(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def body(self: Any, /, *args: Any, **kwargs: Any) -> Any:
             with _isolated(self):
                 return _unless_suspended(self, call(self, *args, **kwargs))
 

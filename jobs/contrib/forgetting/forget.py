@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from django.db import transaction
-from django.db.models import F, QuerySet
+from django.db.models import F, Q, QuerySet
 from django.utils.translation import gettext
 
 from jobs import extensions
@@ -149,7 +149,10 @@ def _in_the_way(keys: Sequence[uuid.UUID], using: str, dry_run: bool) -> dict[st
             maker = Job.objects.using(using).get(pk=call.job)
             found[shown(maker).text("key", str(call))] = says % call.pk
     for events in _events(keys, using):
-        for event in events.filter(relayed_at=None):
+        from jobs.events.models import UNSENT
+
+        # Also those that other services have not got yet, such as the one that tells them to forget.
+        for event in events.filter(Q(relayed_at=None) | UNSENT):
             found[str(event.uuid)] = gettext("the event is not handed on yet: try again in a moment")
     return found
 

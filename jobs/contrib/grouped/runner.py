@@ -23,6 +23,9 @@ from jobs.worker.runner import WEIGHT, Runner, let_go
 #: The most seconds that the bodies of a group may be expected to take, and the most bodies in a group.
 GROUP_TIME, MOST = 0.02, 100
 
+#: Columns of extensions with which a completion has nothing more to write.
+SILENT = ("tags", "fair_key")
+
 #: A job that was claimed more often runs alone: if a machine died in a group, it is not known in which body.
 CLAIMS = 2
 
@@ -106,7 +109,7 @@ class GroupingRunner(Runner):
             # The completion of these has more to write, or they may expire.
             and job.expires_at is None
             and job.limit_key is None
-            and not any(getattr(job, name) for name in ADDED)
+            and not any(getattr(job, name) for name in ADDED if name not in SILENT)
             and FOLLOWED.isdisjoint(job.options)
             and not ("v" in job.options and is_newer(job.options))
         )

@@ -55,6 +55,8 @@ class Entry:
             raise ValueError("its name must have 1 to 255 characters: add_periodic_task(..., name=) gives it one")
         self.app, self.name, self.task, self._row = app, name, str(given["task"]), row
         self.args, self.kwargs = given.get("args") or (), given.get("kwargs") or {}
+        if not isinstance(self.args, list | tuple):
+            raise TypeError(f"args={self.args!r} must be a list or a tuple: ({self.args!r},) for one argument")
         self.options = dict(given.get("options") or {})
         #: Whether a missed tick is made up for, late.
         self.catch_up: bool = self.options.pop("catch_up", getattr(app.tasks.get(self.task), "catch_up", True))

@@ -61,7 +61,9 @@ class _Read(DeferredAttribute):
     def __get__(self, instance: Any, cls: Any = None) -> Any:
         value = super().__get__(instance, cls)
         if isinstance(value, str):
-            value = instance.__dict__[self.field.attname] = Tags(json.loads(value))
+            found = json.loads(value)
+            # A person may have edited the row by hand.
+            value = instance.__dict__[self.field.attname] = Tags(found if isinstance(found, dict) else {})
         return value
 
     def __set__(self, instance: Any, value: Any) -> None:

@@ -75,4 +75,7 @@ def parse(text: str) -> Tags:
     found = [part.partition("=") for part in re.split(r",(?=\s*[\w.-]+=)", text)]
     if not all(is_pair for _, is_pair, _ in found):
         raise ValueError(gettext("%(text)r is no tag: write user=5") % {"text": text})
-    return Tags.of({name.strip(): value.strip() for name, _, value in found})
+    tags = {name.strip(): value.strip() for name, _, value in found}
+    if len(tags) < len(found):
+        raise ValueError(gettext("%(text)r has a name twice, and a job has one value of each") % {"text": text})
+    return Tags.of(tags)

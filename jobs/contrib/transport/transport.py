@@ -127,7 +127,7 @@ class Channel(virtual.Channel):
         if if_empty and self._size(queue):
             return
         store.unbind(self.side, queue)
-        self._purge(queue)
+        store.delete(self.side, queue)
         self.state.queue_bindings_delete(queue)
 
 

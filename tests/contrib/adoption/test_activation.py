@@ -89,3 +89,12 @@ def test_cancelling_a_copy_ends_what_its_original_runs():
     assert not transitions.succeed(claimed, None, 0.0), "a run of the copy, if there is one, lost its lease"
     assert claim(waiting[0], node.pk) is None
     assert not Node.objects.filter(dead_at=None).exists()
+
+
+def test_a_copy_tells_nothing_that_its_original_told_of():
+    event = pytest.importorskip("jobs.events.models").Event
+    event.objects.create(name="test.adoption.told", source="production", data={})
+    Instance.objects.create(mark="production")
+    assert "1 events that were not handed on" in say("--cancel", "--dry-run")
+    say("--cancel")
+    assert not event.objects.exists()

@@ -9,7 +9,7 @@ import threading
 from importlib.util import find_spec  # noqa: F401
 
 import pytest
-from asgiref.sync import async_to_sync, sync_to_async
+from asgiref.sync import async_to_sync, markcoroutinefunction, sync_to_async
 from celery import chain, current_app, shared_task, signals
 from celery.exceptions import Reject, SoftTimeLimitExceeded
 from django.db import IntegrityError, connection, connections
@@ -758,3 +758,23 @@ def test_options_for_plain_bodies_are_refused(option):
     options = {"name": f"tests.aio.refused_{option}", option: ask if option == "on_ambiguous" else True}
     with pytest.raises(TypeError, match="plain"):
         current_app.task(bind=True, shared=False, lazy=False, **options)(validated)
+
+
+@shared_task
+async def takes_any(function, step, **more):
+    return [function, step, more]
+
+
+def test_its_arguments_may_have_any_name():
+    assert ended(takes_any, function="f", step=1, run=2).result == ["f", 1, {"run": 2}]
+    assert takes_any.apply(kwargs={"function": "f", "step": 1}).get() == ["f", 1, {}]
+    assert async_to_sync(takes_any)(function="f", step=1) == ["f", 1, {}]
+
+
+def test_a_function_that_returns_a_coroutine_is_a_body(declare):
+    """A decorator of the project made it, and said so."""
+
+    def body(user_id):
+        return asyncio.sleep(0, user_id)
+
+    assert ended(declare(body=markcoroutinefunction(body)), 5).result == 5

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
+
 import pytest
 from celery import current_app, shared_task
 
+from jobs.contrib.celery_events import pipe
 from tests import tasks
 from tests.faults.worker import Worker
 from tests.helpers.harness import wait_ended, wait_state
@@ -71,3 +75,11 @@ def test_without_a_wish_for_events_there_are_none():
         assert current_app.control.enable_events(reply=True, timeout=10, limit=1)
         heard = tasks.effect.delay("heard")
         wait_for(lambda: "task-succeeded" in monitor.kinds(heard.id), 20, "events that somebody wants from now on")
+
+
+@pytest.mark.parametrize("letter", ["a", "\u0416", "\u4e00", "\U0001f600", "\ud800"])
+def test_the_first_event_of_a_job_is_told_whatever_its_arguments_are(letter):
+    """A pipe takes 4,096 bytes at once; a monitor that hears nothing at the beginning does not know the task."""
+    pipe._write("task-received", {"uuid": "x", "name": "t", "args": letter * 1500, "kwargs": letter * 1500})
+    line = os.read(pipe._reader, 65536)
+    assert json.loads(line)["args"][0] == (letter if letter != "\ud800" else "?")

@@ -665,3 +665,43 @@ def test_a_broker_without_its_extension_is_an_error(settings, monkeypatch):
     told.thing_moved("a", 1)
     with pytest.raises(ImproperlyConfigured, match="jobs.contrib.event_broker is not installed"):
         relay.hand_on(current_app, "default")
+
+
+@event("test.user.joined")
+def joined(user_id: int) -> None:
+    pass
+
+
+@handler("test.user.joined", bind=True)
+async def asks(self, user_id: int):
+    return self.commit(Effect.objects.create, key=f"asked {user_id}")
+
+
+@handler("test.user.joined", bind=True)
+def takes_all(self, **fields):
+    Effect.objects.create(key=f"took {fields['user_id']}")
+
+
+@handler("test.user.joined", tags={"user": "{user_id}"})
+def welcomes(user_id: int):
+    pass
+
+
+def test_a_handler_may_be_async():
+    joined(5)
+    run_jobs(raises=False)
+    assert effects()["asked 5"] == 1
+
+
+def test_a_field_may_be_called_self():
+    """Other services name it so: a link to what the event is about."""
+    Event.objects.create(name="test.user.joined", source="jira", data={"user_id": 6, "self": "https://example.com"})
+    run_jobs(raises=False)
+    assert effects()["took 6"] == 1
+
+
+def test_the_job_of_an_event_has_what_a_call_would_have():
+    joined(5)
+    run_jobs(raises=False)
+    assert Job.objects.get(task=welcomes.name).tags == {"user": "5"}
+    assert Job.objects.get(tags__have={"user": 5}).task == welcomes.name

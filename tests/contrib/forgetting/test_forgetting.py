@@ -133,3 +133,15 @@ def test_the_command(ada, capsys):
     assert traces() == []
     with pytest.raises(CommandError, match="--tag: 'user' is no tag"):
         call_command("jobs", "forget", "--tag", "user")
+
+
+def test_an_event_that_other_services_have_not_got_yet_is_in_the_way(settings):
+    """It may be the one that tells them to forget."""
+    settings.JOBS = {**settings.JOBS, "SERVICE": "shop", "EVENT_BROKER": "amqp://guest:guest@127.0.0.1:1//"}
+    own.joins.delay(5, "ada@example.com")
+    run_jobs(raises=False)
+    event = Event.objects.get()
+    assert (event.relayed_at is not None, event.sent_at) == (True, None)
+    assert list(forget({"user": 5}).left) == [str(event.uuid)]
+    Event.objects.update(sent_at=timezone.now())
+    assert forget({"user": 5}).events == 1

@@ -493,3 +493,10 @@ def test_what_has_no_transaction_to_share_is_refused_at_the_declaration(declare,
 
 def test_a_worker_groups():
     assert jobs.extensions.instead(jobs.worker.runner.Runner) is GroupingRunner
+
+
+def test_tags_keep_no_job_out_of_a_group(runner, groups):
+    with jobs.tagged(user=5):
+        enqueue(count=5)
+    runner.run_batch()
+    assert groups == [5]

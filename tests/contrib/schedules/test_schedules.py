@@ -701,3 +701,9 @@ def test_an_entry_of_the_schedule_that_cannot_run():
     wrong = checked.app(beat_schedule={"nightly": {"task": "shop.tasks.report", "schedule": "at night"}})
     [message] = [each for each in checks.check_celery(wrong) if each.id == "jobs.W023"]
     assert "'nightly': 'at night' must be seconds" in message.msg
+
+
+def test_arguments_that_are_a_text_are_refused():
+    """Of a missing comma: each letter would be an argument."""
+    with pytest.raises(TypeError, match="must be a list or a tuple"):
+        entries.Entry(current_app, "x", {"task": "t", "schedule": 60, "args": ("all")})

@@ -8,6 +8,7 @@ from django.db import connection
 
 import jobs
 from jobs.contrib.tags.operator import waiting
+from jobs.contrib.tags.tags import parse
 from jobs.models import Job
 from jobs.operations.selection import Selection
 from tests import tasks
@@ -101,3 +102,18 @@ def test_a_tag_is_found_by_its_index():
     plans.assert_indexed("tag", find)
     [(sql, params), *_rest] = plans.asked_by(lambda: found("user=5"))
     assert "jobs_job_tags" in plans.plan(sql, params) or connection.vendor == "mysql"
+
+
+def test_a_name_that_is_given_twice_is_refused():
+    """A job has one value of each: the first one was left out without a word."""
+    with pytest.raises(ValueError, match="a name twice"):
+        parse("user=5,user=6")
+    assert parse("user=5,team=a,b") == {"user": "5", "team": "a,b"}
+
+
+@pytest.mark.parametrize("odd", ["null", "5", '["x"]'])
+def test_tags_that_a_person_has_edited_are_none(odd):
+    job = tasks.effect.delay("a")
+    with connection.cursor() as cursor:
+        cursor.execute(f"UPDATE jobs_job SET tags = '{odd}'")
+    assert Job.objects.get(pk=job.id).tags == {}
