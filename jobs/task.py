@@ -275,7 +275,7 @@ class Task(celery.Task):
     def delay_many(
         self, items: Iterable[tuple[Any, ...] | list[Any] | Mapping[str, Any]], using: str | None = None, **options: Any
     ) -> list[AsyncResult]:
-        """Record many calls with one statement.
+        """Record many calls with one statement; one by one if the class has an ``apply_async`` of its own.
 
         Parameters:
             items: for each call a tuple (or list) of positional arguments, or a dict of keyword arguments.
