@@ -11,6 +11,7 @@ from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import get_object_or_404
 from django.utils import translation
+from django.utils.translation import gettext
 
 from jobs.admin.base import ReadOnlyAdmin, apart, may, page, why_of
 from jobs.admin.html import url_of
@@ -29,7 +30,9 @@ class OperableAdmin(ReadOnlyAdmin):
         job = get_object_or_404(self.get_queryset(request), pk=key)
         outcome = self.operate_on(request, operation, job)
         level = messages.SUCCESS if outcome.is_done else messages.WARNING
-        messages.add_message(request, level, f"{job}: {outcome.says}")
+        # The admin writes the first letter of a message large: it must not be that of the task.
+        says = gettext("The job %(job)s: %(says)s") % {"job": job, "says": outcome.says}
+        messages.add_message(request, level, says)
         is_gone = outcome.is_done and operation.deletes
         return HttpResponseRedirect(url_of("job_changelist") if is_gone else back)
 
