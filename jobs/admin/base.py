@@ -84,7 +84,9 @@ class UncountedChangeList(ChangeList):
         #: The last row that this page looks at, if its filters have no index and it does not reach the end.
         self.looked_at = self._reach(request, cursor, is_back)
         page = self._page(cursor, is_back, size + 1)
-        if cursor and not self.looked_at and len(page) <= (size if is_back else 0):
+        # The rest of a search may have no row that fits: then the page is empty, and the search has ended.
+        is_rest = not is_back and getattr(request, SEARCHED, None) is not None
+        if cursor and not self.looked_at and not is_rest and len(page) <= (size if is_back else 0):
             # The cursor's row is gone; or this is the first page, which newer rows may have shifted.
             way, is_back, page = "", False, self._page("", False, size + 1)
         is_more = len(page) > size

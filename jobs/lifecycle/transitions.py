@@ -350,6 +350,11 @@ def redirect(job_id: uuid.UUID, using: str, columns: dict[str, Any], states: Seq
     return True
 
 
+def waits_for_its_time(job: Job) -> bool:
+    """A scheduled job may also wait for something else, however late that comes."""
+    return not NEVER <= job.run_at < PARKED
+
+
 def run_now(job_id: uuid.UUID, using: str) -> bool:
     """A scheduled job waits no longer for its time. One that waits for something else still does."""
     rows = Job.objects.using(using).filter(pk=job_id)

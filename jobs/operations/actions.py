@@ -210,6 +210,12 @@ class RunNow(Operation):
     states = meant = (State.SCHEDULED,)
     otherwise = _("is %(state)s: it does not wait for its time (jobs why says what it waits for)")
     instead: ClassVar[dict[str, Any]] = dict.fromkeys(Retry.states, _("is %(state)s: it does not wait; retry it"))
+    reads = ("state", "run_at")
+
+    def foresee(self, job: Job) -> Outcome:
+        if job.state == State.SCHEDULED and not transitions.waits_for_its_time(job):
+            return Outcome(False, self.otherwise, self._values(job.state))
+        return super().foresee(job)
 
     def change(self, key: uuid.UUID, using: str, state: str) -> bool:
         return transitions.run_now(key, using)

@@ -125,6 +125,9 @@ def _selection(operation: str, fields: Mapping[str, Any], meant: tuple[State, ..
     given = {NAMES.get(name, name): value for name, value in fields.items()}
     states = given.pop("state", meant)
     states = (states,) if isinstance(states, str) else tuple(states)
+    if not states:
+        # An empty list must not mean "all".
+        raise ValueError("state= is empty: name a state, or leave it out")
     if odd := [state for state in states if state not in State.values]:
         raise ValueError(f"state={odd[0]!r} is none: {', '.join(State.values)}")
     for name in given.keys() - FIELDS.keys():

@@ -90,15 +90,19 @@ class Varying:
 
     def __init__(self, first: Outcome, second: Outcome) -> None:
         self._fields: set[tuple[str, str]] = set()
-        self._fields = {
+        self.widen(first, second)
+        keys = ({operation.key for operation in each.operations} for each in (first, second))
+        #: The keys that are the same in each run, so that the receiver can recognise a repetition.
+        self.keys = set.intersection(*keys) - {None}
+
+    def widen(self, first: Outcome, second: Outcome) -> None:
+        """Learn from two more such runs: some values, such as a date or a random choice, are mostly the same."""
+        self._fields |= {
             (label, name)
             for label, _, row, twin in self._pairs(first, second)
             if row and twin
             for name in _unlike(row, twin)
         }
-        keys = ({operation.key for operation in each.operations} for each in (first, second))
-        #: The keys that are the same in each run, so that the receiver can recognise a repetition.
-        self.keys = set.intersection(*keys) - {None}
 
     def differences(self, expected: Outcome, found: Outcome) -> list[Difference]:
         differences = []

@@ -24,7 +24,7 @@ from jobs.conf import conf, is_ours
 from jobs.contrib.copies import copies
 from jobs.contrib.crashtest import child, compare
 from jobs.contrib.crashtest.child import Children
-from jobs.contrib.crashtest.compare import Outcome, Varying
+from jobs.contrib.crashtest.compare import Difference, Outcome, Varying
 from jobs.contrib.crashtest.recorder import Operation
 from jobs.contrib.crashtest.report import Examination, Finding, as_html
 from jobs.inspection import frames
@@ -34,6 +34,9 @@ from jobs.store import databases
 
 #: At most so many points are tried. If there are more, those after effects and commits come first.
 POINTS = 150
+
+#: How many more whole runs are looked at before a value that differs is called a finding; and before each further one.
+AGAIN, ONCE_MORE = 4, 1
 
 #: At most so many schedules of two runs at once are tried, and for so many seconds.
 BUDGET = (40, 2.0)
@@ -147,6 +150,7 @@ class Examiner:
     def __init__(self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any], children: Children) -> None:
         self.task, self.args, self.kwargs, self.children = task, args, kwargs, children
         seen = shown(Job.of({"task": task.name, "args": list(args), "kwargs": dict(kwargs)}))
+        self._again = AGAIN
         self.examination = Examination(task.name, f"{task.name}({seen.arguments})")
         code = getattr(inspect.unwrap(task.run), "__code__", None)
         #: The place of a finding for which no line of the task is known.
@@ -247,11 +251,21 @@ class Examiner:
         if found.failure and not expected.failure:
             says = f"the job does not succeed: {found.failure}"
             findings.append(Finding("failed", fault, file, line, CURES["again"], says=[says]))
-        elif differences := self.varying.differences(expected, found):
+        elif differences := self._differences(expected, found):
             usual = "step" if getattr(self.task, "durable", False) else "transaction"
             cure = cure or CURES["hook" if _lost_by(after) == "hook" else usual]
             findings.append(Finding("rows", fault, file, line, cure, differences, [str(each) for each in differences]))
         return findings
+
+    def _differences(self, expected: Outcome, found: Outcome) -> list[Difference]:
+        """What differs, and does not differ between whole runs as well: the first two may have been alike by chance."""
+        differences = self.varying.differences(expected, found)
+        while differences and self._again:
+            self._again -= 1
+            self.varying.widen(self.expected, self._whole())
+            differences = self.varying.differences(expected, found)
+        self._again = max(self._again, ONCE_MORE)
+        return differences
 
     def _repeat(self) -> None:
         """A second job of the same idempotency key has nothing to do."""

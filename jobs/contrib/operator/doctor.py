@@ -234,7 +234,10 @@ def _probe(app: Any, queue: str | None, timeout: float) -> Finding:
     if name in paused():
         return Finding("probe", False, f"the queue {name!r} is paused", f"manage.py jobs resume {name}")
     began = time.monotonic()
-    key = uuid.UUID(task.apply_async(queue=queue, expires=max(60.0, 2 * timeout)).id)
+    try:
+        key = uuid.UUID(task.apply_async(queue=queue, expires=max(60.0, 2 * timeout)).id)
+    except (TypeError, ValueError) as exc:
+        return Finding("probe", False, f"no job can be enqueued: {exc}", "Look at --queue, --timeout and the routes.")
     job: Job | None = None
     while time.monotonic() - began < timeout and (job is None or job.state not in ENDED):
         time.sleep(0.1)

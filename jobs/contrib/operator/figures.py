@@ -132,7 +132,9 @@ class Dashboard:
         self.begins = begins_of(self.span, self.now)
         #: Ended jobs that are not counted yet: by the minute, and by the bar.
         self.rest = statistics.uncounted()
-        self.last = [row._replace(begin=floor(row.begin, self.span.bar)) for row in self.rest]
+        # Where nobody counts, they reach back a minute further than the first bar.
+        own = [row for row in self.rest if row.begin >= self.begins[0]]
+        self.last = [row._replace(begin=floor(row.begin, self.span.bar)) for row in own]
         self.rates = self._rates()
         self.problems = problems.of(self.found | {"rates": self.rates, "rest": self.rest}, self.running)
 

@@ -20,6 +20,7 @@ from jobs.models import ENDED, LIVE
 from jobs.operations.selection import DIGITS
 
 SHOWN = 5  #: How many problems get a line.
+LONGEST = 86400.0  #: The most seconds between two looks.
 
 # For a terminal: go to another screen, and back; to the first line; clear the rest of a line, and of the screen.
 ENTER, LEAVE, HOME, TO_END, BELOW = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l", "\x1b[H", "\x1b[K", "\x1b[J"
@@ -40,8 +41,8 @@ def top(out: JobsCommand, args: Namespace) -> None:
       manage.py jobs top --interval 10
       manage.py jobs top --once
     """
-    if args.interval <= 0:
-        raise CommandError("--interval has to be above 0 seconds.")
+    if not 0 < args.interval <= LONGEST:
+        raise CommandError(f"--interval has to be above 0 seconds, and at most {LONGEST:g}.")
     if out.as_json or args.once or not out.stdout.isatty():
         board = Dashboard()
         out.say_json(as_json(board))

@@ -10,7 +10,7 @@ from django.contrib import admin, messages
 from django.contrib.admin.models import ADDITION, DELETION, LogEntry
 from django.contrib.admin.views.main import PAGE_VAR
 from django.db import transaction
-from django.db.models import Q, QuerySet
+from django.db.models import Case, Q, QuerySet, When
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.middleware.csrf import get_token
 from django.shortcuts import get_object_or_404
@@ -57,7 +57,9 @@ class Saved(admin.ListFilter):
 
     def choices(self, changelist: Any) -> Iterator[Any]:
         self.save_url = url_of("savedfilter_save")
-        for row in _seen(self.user).order_by("name", "pk")[: 2 * MOST]:
+        # The user's own come first: what many others share must not push them out.
+        others = Case(When(owner=self.user, then=0), default=1)
+        for row in _seen(self.user).order_by(others, "name", "pk")[: 2 * MOST]:
             is_own = row.owner == self.user
             yield {
                 "display": row.name,

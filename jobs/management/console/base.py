@@ -18,7 +18,7 @@ from textwrap import fill
 from typing import Any, ClassVar, NamedTuple
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter, SystemCheckError
-from django.db import OperationalError, ProgrammingError
+from django.db import DataError, OperationalError, ProgrammingError
 from django.utils import timezone, translation
 
 from jobs import extensions
@@ -40,6 +40,7 @@ DRY_RUN = option("--dry-run", "say what would be done, and change nothing", acti
 REASON = option("--reason", "why, for those who ask", default="", also="--why")
 ID = option("id", "the id of a job (a UUID), or its last 8 digits, as lists show it", metavar="ID")
 LIMIT = option("--limit", "how many at the most (default: %(default)s)", type=int, default=20)
+MOST = 2**31 - 2  #: The most that any database takes as a limit, and one more.
 #: An option of every subcommand.
 AS_JSON = option("--json", "print JSON, and nothing else, to stdout", action="store_true", dest="as_json")
 
@@ -129,14 +130,26 @@ class JobsCommand(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         self.as_json = options["as_json"]
+        if options.get("limit"):
+            options["limit"] = min(options["limit"], MOST)
+        if hasattr(sys.stdout, "reconfigure"):
+            # A name that the terminal cannot show must not end a command in the middle of its work.
+            sys.stdout.reconfigure(errors="backslashreplace")
         # JSON is the same in every language.
         with translation.override(None) if self.as_json else nullcontext():
             try:
                 self.subcommands[options["subcommand"]].run(self, Namespace(**options))
+            except KeyboardInterrupt:
+                # Each change is committed by itself: what was done is done, and the rest was not begun.
+                self.warn("interrupted", self.style.WARNING)
+                sys.exit(128 + signal.SIGINT)
             except BrokenPipeError:
                 # The reader, such as head, has read enough. Python would complain that the rest cannot be written.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 sys.exit(128 + signal.SIGPIPE)
+            except (DataError, UnicodeEncodeError) as exc:
+                # A NUL, or a byte of the command line that is no text.
+                raise CommandError(visible(f"No database can look for that: {exc}")) from exc
             except CommandError as exc:
                 raise CommandError(visible(str(exc)), returncode=exc.returncode) from exc.__cause__
             except (OperationalError, ProgrammingError) as exc:

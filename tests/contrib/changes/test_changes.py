@@ -82,6 +82,8 @@ def test_fields(four, fields, keys):
         ({"which": [], "queue": "celery"}, "needs to know which jobs"),
         ({"quueue": "celery"}, "quueue= is unknown: did you mean `queue`?"),
         ({"queue": " "}, "queue= is empty"),
+        ({"state": []}, "state= is empty"),
+        ({"state": ()}, "state= is empty"),
         ({"queue": None}, "would mean all jobs"),
         ({"tags": {}}, "would mean all jobs"),
         ({"tags": ["user"]}, "pass names with their values, {'user': 5}"),

@@ -506,3 +506,17 @@ def test_reports_show_what_people_may_see(row, settings, tmp_path):
     text = f"{path.read_text()} {finding}"
     assert "swordfish" not in text
     assert f"tells({row.pk}, &#x27;(hidden)&#x27;)" in text
+
+
+@shared_task(name="tests.crashtest.coarse")
+def writes_a_coarse_time(key, turns):
+    """As a date does at midnight: the first runs are alike, and later ones are not."""
+    with open(turns, "a+") as file:
+        file.write(".")
+        now = file.tell() > 3
+    Effect.objects.create(key=key, note=str(now))
+    Effect.objects.create(key=f"{key}-2")
+
+
+def test_a_value_that_seldom_differs_is_no_finding(tmp_path):
+    assert_idempotent(writes_a_coarse_time, "a", str(tmp_path / "turns"), budget=(0, 0))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 
+from jobs.contrib.operator.project import init, source
 from tests.helpers.project import Project
 
 SETTINGS = """
@@ -344,8 +347,8 @@ def test_what_changes_is_named_at_its_place_and_nothing_else(tmp_path):
     (tmp_path / "accounts" / "views.py").write_text(VIEWS)
     said = json.loads(project.manage("jobs", "audit", "--json"))
     expected, found = {}, {}
-    for name, source in (("tasks", TASKS), ("views", VIEWS)):
-        for number, line in enumerate(source.splitlines(), 1):
+    for name, text in (("tasks", TASKS), ("views", VIEWS)):
+        for number, line in enumerate(text.splitlines(), 1):
             if comment := re.search(r"# (\w+): (.*)", line):
                 expected[f"accounts/{name}.py:{number}"] = comment.groups()
     elsewhere = []
@@ -373,3 +376,41 @@ def test_what_changes_is_named_at_its_place_and_nothing_else(tmp_path):
     assert "Not seen:" in text
     with pytest.raises(AssertionError, match="findings break"):
         project.manage("jobs", "audit", "--strict")
+
+
+@pytest.mark.parametrize("how", ["a lock of an editor", "a folder", "too long"])
+def test_what_is_no_program_is_left_out(tmp_path, monkeypatch, how):
+    if how == "a folder":
+        (tmp_path / "x.py").mkdir()
+    elif how == "too long":
+        (tmp_path / "x.py").write_text("x = " + "+".join(["1"] * 20_000))
+    else:
+        (tmp_path / ".#x.py").symlink_to("me@host.1:2")
+    monkeypatch.setattr(source.apps, "get_app_configs", lambda: [SimpleNamespace(path=str(tmp_path))])
+    found = [path for path in source.files() if path.is_relative_to(tmp_path)]
+    # Newer releases of Python can read a long one.
+    assert len([source._parsed(path.read_bytes()) for path in found]) == (how == "too long")
+
+
+APPS = {
+    "form feeds": ('import celery\n\f\n# Part\n\f\napp = celery.Celery("proj")\n', ', task_cls="jobs.task:Task")'),
+    "parentheses": ('app = Celery(\n    ("proj"),\n)\n', None),
+    "ends of lines": ('import celery\r\napp = celery.Celery("proj")\r\n', ', task_cls="jobs.task:Task")\r\n'),
+    "a mark": ('\ufeffapp = Celery("proj")\n', ', task_cls="jobs.task:Task")'),
+}
+
+
+@pytest.mark.parametrize("how", APPS)
+def test_init_leaves_a_program_as_it_is_or_says_what_to_write(tmp_path, how):
+    text, given = APPS[how]
+    path = tmp_path / "celery.py"
+    path.write_bytes(text.encode())
+    call = ast.parse(path.read_bytes()).body[-1].value
+    plan = init.Plan()
+    init._give_class(plan, init.Made(path, "proj.celery", "app", call))
+    made = plan.text(path)
+    ast.parse(made.removeprefix("\ufeff"))
+    assert (given or text) in made
+    assert len(plan.notes) == (given is None)
+    plan.append(path, "x = 1\n")
+    assert plan.text(path).endswith("\r\nx = 1\r\n" if "\r" in text else "\n\nx = 1\n")

@@ -235,3 +235,18 @@ def test_nothing_that_a_node_says_becomes_markup(viewer):
 
 def test_staff_without_permission_sees_no_node(staff):
     assert staff("view_job").get(reverse("admin:jobs_node_changelist")).status_code == 403
+
+
+def test_a_search_ends_where_its_matches_end(viewer, monkeypatch):
+    """The page after them led back to the first one."""
+    monkeypatch.setattr("jobs.admin.base.LOOKED_AT", 10)
+    some = [make(queue="mail", age=number).pk for number in range(8)]
+    for number in range(20):
+        make(age=100 + number)
+    monkeypatch.setattr("jobs.contrib.operator.pages.jobs.ManyJobsAdmin.list_per_page", 5)
+    query, found = {"queue": "mail"}, []
+    while query and len(found) < 10:
+        response = viewer.get(LIST, query)
+        found += ids(response)
+        query = dict(parse_qsl(response.context["cl"].pages.get("next_page", "").removeprefix("?")))
+    assert found == some

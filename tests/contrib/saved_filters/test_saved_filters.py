@@ -104,3 +104,10 @@ def test_there_is_an_end_to_them(clients, monkeypatch):
 def test_a_name_that_looks_like_html_is_text(clients):
     save(clients["ada"], "<b>x</b>")
     assert "<b>x</b>" not in clients["ada"].get(LIST).content.decode()
+
+
+def test_what_many_others_share_does_not_push_out_ones_own(clients):
+    for number in range(120):
+        SavedFilter.objects.create(owner="cyd", name=f"a {number:03}", query="q=x", is_shared=True)
+    save(clients["ada"], "zebra")
+    assert next(iter(saved(clients["ada"]))) == "zebra"

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import uuid
+from contextlib import nullcontext
 
 import pytest
 from celery import Celery, current_app
@@ -20,6 +21,7 @@ from jobs import checks
 from jobs import conf as project
 from jobs.conf import conf
 from jobs.lifecycle import transitions
+from jobs.lifecycle.transitions import NEVER
 from jobs.maintenance.rescue import Rescue
 from jobs.management.commands.jobs import Command
 from jobs.management.console.base import WISHES
@@ -376,3 +378,40 @@ def test_json_is_ascii(capsys):
     out = capsys.readouterr().out
     assert out.isascii()
     assert json.loads(out)[0]["queue"] == "漢"
+
+
+@pytest.mark.parametrize("command", [("list",), ("show", "ID")], ids=" ".join)
+def test_a_terminal_that_cannot_show_a_name_ends_no_command(command):
+    job = make("failed", queue="漢", error={"type": "E", "message": "日本"})
+    line = [sys.executable, "manage.py", "jobs", *[str(job.pk) if word == "ID" else word for word in command]]
+    env = {**environment(), "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(line, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert r"\u6f22" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [(("list", "--queue", "\udcff"), "No database"), (("list", "--limit", "9" * 20), None)],
+    ids=["bytes", "number"],
+)
+def test_what_no_database_takes_is_no_traceback(command, says):
+    with pytest.raises(CommandError, match=says) if says else nullcontext():
+        call_command("jobs", *command)
+
+
+def test_an_interrupted_command_says_so_and_no_more(monkeypatch, capsys):
+    def interrupted(out, args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(Command.subcommands, "list", Command.subcommands["list"]._replace(run=interrupted))
+    with pytest.raises(SystemExit) as ends:
+        call_command("jobs", "list")
+    assert (ends.value.code, capsys.readouterr().err) == (130, "interrupted\n")
+
+
+def test_a_dry_run_promises_nothing_of_a_job_that_waits_for_something_else():
+    job = make("scheduled", run_at=NEVER, waits_for="signal:x")
+    for more in (["--dry-run"], []):
+        with pytest.raises(CommandError):
+            call_command("jobs", "run", str(job.pk), *more)

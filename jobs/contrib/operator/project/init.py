@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import sys
 from argparse import Namespace
 from difflib import unified_diff
@@ -48,6 +49,12 @@ DATABASES["{alias}"].setdefault("OPTIONS", {{}}).update(
 """
 BROKER = r"^\s*CELERY_BROKER_URL\s*="
 TASK_CLASS = 'task_cls="jobs.task:Task"'
+BOM = "\ufeff"
+
+
+def _read(path: Path) -> str:
+    """The text as it is, with its ends of lines."""
+    return path.read_bytes().decode()
 
 
 class Plan:
@@ -58,24 +65,30 @@ class Plan:
         self.notes: list[str] = []
 
     def text(self, path: Path) -> str:
-        return self.texts.get(path) or (path.read_text() if path.exists() else "")
+        return self.texts.get(path) or (_read(path) if path.exists() else "")
 
     def append(self, path: Path, text: str) -> None:
-        before = self.text(path).rstrip("\n")
-        self.texts[path] = f"{before}\n\n{text}" if before else text
+        end = "\r\n" if "\r\n" in self.text(path) else "\n"
+        before, text = self.text(path).rstrip("\r\n"), text.replace("\n", end)
+        self.texts[path] = f"{before}{end}{end}{text}" if before else text
 
     def insert(self, path: Path, line: int, column: int, text: str) -> None:
-        """Insert a text at a place as ``ast`` counts: lines from 1, columns in bytes."""
-        lines = self.text(path).splitlines(keepends=True)
+        """Insert a text at a place as ``ast`` counts: lines from 1, columns in bytes. It knows no other ends of lines.
+
+        ``SyntaxError``: there is no room for it in that place; nothing is changed.
+        """
+        lines = re.split(r"(?<=\n)", self.text(path))
         row = lines[line - 1].encode()
+        column += len(BOM.encode()) if row.startswith(BOM.encode()) else 0
         lines[line - 1] = (row[:column] + text.encode() + row[column:]).decode()
+        ast.parse("".join(lines).removeprefix(BOM))
         self.texts[path] = "".join(lines)
 
     def diffs(self) -> dict[Path, str]:
         found = {}
         for path, text in self.texts.items():
             name = os.path.relpath(path)
-            old, before = (path.read_text(), name) if path.exists() else ("", "/dev/null")
+            old, before = (_read(path), name) if path.exists() else ("", "/dev/null")
             found[path] = "".join(unified_diff(old.splitlines(True), text.splitlines(True), before, name))
         return found
 
@@ -140,7 +153,7 @@ def _tell(out: JobsCommand, args: Namespace, plan: Plan) -> None:
     diffs = plan.diffs()
     if args.write:
         for path in diffs:
-            path.write_text(plan.texts[path])
+            path.write_text(plan.texts[path], encoding="utf-8", newline="")
     out.say_json({"written": args.write, "files": {str(k): v for k, v in diffs.items()}, "notes": plan.notes})
     for path, diff in diffs.items():
         out.say(f"wrote {os.path.relpath(path)}" if args.write else diff.rstrip("\n"), keep="\n\t")
@@ -174,7 +187,7 @@ def _made(package: str) -> Made | None:
         path = _file(name)
         if path is None or not path.exists():
             continue
-        for node in ast.parse(path.read_text()).body:
+        for node in ast.parse(path.read_bytes()).body:
             value = getattr(node, "value", None)
             if isinstance(node, ast.Assign) and isinstance(value, ast.Call) and last_name(value.func) == "Celery":
                 return Made(path, name, ast.unparse(node.targets[0]), value)
@@ -189,11 +202,15 @@ def _give_class(plan: Plan, made: Made) -> None:
     given, app = _keyword(made.call, "task_cls"), celery_app()
     if given is None:
         arguments: list[Any] = [*made.call.args, *made.call.keywords]
-        if arguments:
-            line, column = max((each.end_lineno, each.end_col_offset) for each in arguments)
-            plan.insert(made.path, line, column, f", {TASK_CLASS}")
-        else:
-            plan.insert(made.path, made.call.end_lineno or 0, (made.call.end_col_offset or 0) - 1, TASK_CLASS)
+        try:
+            if arguments:
+                line, column = max((each.end_lineno, each.end_col_offset) for each in arguments)
+                plan.insert(made.path, line, column, f", {TASK_CLASS}")
+            else:
+                plan.insert(made.path, made.call.end_lineno or 0, (made.call.end_col_offset or 0) - 1, TASK_CLASS)
+        except SyntaxError:
+            # Its last argument stands in parentheses, say.
+            plan.notes.append(f"{made.path}:{made.call.lineno} makes the app: give it {TASK_CLASS}.")
     elif "jobs.task:Task" not in ast.unparse(given) and not (app and getattr(app.Task, "is_transactional", False)):
         plan.notes.append(
             f"{made.path}:{given.lineno} gives the app a task_cls of its own, {ast.unparse(given)}: let that class "
@@ -241,7 +258,7 @@ def _lacking(family: Family) -> list[str]:
 
 def _namespace(made: Made) -> str | None:
     """The prefix of the app's settings among Django's; None if it does not read them."""
-    calls = (node for node in ast.walk(ast.parse(made.path.read_text())) if isinstance(node, ast.Call))
+    calls = (node for node in ast.walk(ast.parse(made.path.read_bytes())) if isinstance(node, ast.Call))
     for call in calls:
         if last_name(call.func) == "config_from_object" and "'django.conf:settings'" in map(ast.unparse, call.args[:1]):
             return str(getattr(_keyword(call, "namespace"), "value", None))

@@ -92,7 +92,8 @@ def files() -> Iterator[Path]:
         is_own = any(root.resolve().is_relative_to(each) for each in own)
         for path in root.rglob("*.py"):
             others = {"site-packages", "dist-packages"} & set(path.parts)
-            if "migrations" not in path.parts and (is_own or not others):
+            # An editor's lock file is a link to nothing.
+            if "migrations" not in path.parts and (is_own or not others) and path.is_file():
                 yield path
 
 
@@ -134,7 +135,7 @@ def durable(paths: Iterable[Path]) -> frozenset[str]:
 def _parsed(text: bytes) -> ast.Module | None:
     try:
         return ast.parse(text)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
 
