@@ -272,7 +272,9 @@ def _queue_name(app: Celery, options: Mapping[str, Any], kept: dict[str, Any], i
         )
     if not name and isinstance(queue, kombu.Queue) and queue.exchange.type != "direct":
         kept |= {"exchange": queue.exchange.name, "routing_key": routing_key or queue.routing_key}
-    chosen = str((queue and name_of(queue)) or routing_key or app.conf.task_default_queue)
+    given = queue.name if isinstance(queue, kombu.Queue) else queue
+    # Of an Enum its value.
+    chosen = str(getattr(given, "value", given) or routing_key or app.conf.task_default_queue)
     if len(chosen) > 255 or "\0" in chosen:
         raise ValueError(f"queue={chosen[:40]!r} must be a name of at most 255 characters, none of them NUL")
     return chosen
