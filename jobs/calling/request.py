@@ -30,10 +30,11 @@ def make(job: Job, task: Any, app: Celery, hostname: str, run: Run | None = None
     """
     options = job.options
     headers = headers_of(job, app, options, task)
-    own, reply_to, priority = decoded(options.get("headers")), options.get("reply_to", ""), job.priority or 0
+    own, reply_to, priority = options.get("headers"), options.get("reply_to", ""), job.priority or 0
+    own = decoded(own) if own else {}
     made: dict[str, Any] = {
         **headers,
-        **(own or {}),
+        **own,
         "properties": {"correlation_id": headers["id"], "reply_to": reply_to, "priority": priority},
         "reply_to": reply_to,
         "correlation_id": headers["id"],
@@ -86,7 +87,7 @@ def headers_of(job: Job, app: Celery, options: Mapping[str, Any], task: Any = No
         "ignore_result": options.get("ignore_result", getattr(task, "ignore_result", None)),
         "replaced_task_nesting": options.get("replaced_task_nesting", 0),
         "stamped_headers": options.get("stamped_headers"),
-        "stamps": decoded(options.get("stamps", {})),
+        "stamps": decoded(options["stamps"]) if "stamps" in options else {},
     }
 
 
