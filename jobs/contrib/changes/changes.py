@@ -18,6 +18,7 @@ from django.utils import timezone
 from jobs.conf import did_you_mean
 from jobs.lifecycle.run import current_job
 from jobs.models import Job, State
+from jobs.models.values import plain
 from jobs.operations.actions import OPERATIONS
 from jobs.operations.selection import FIELDS, Selection, full_name, identify
 
@@ -141,7 +142,8 @@ def _value(name: str, value: Any) -> Any:
         value = full_name(str(getattr(value, "name", value)))
     if isinstance(value, datetime.timedelta):
         return timezone.now() - value
-    if isinstance(value, str):
+    if isinstance(value, str | uuid.UUID):
+        value = plain(value)
         if not value.strip():
             # An unset variable must not mean "all".
             raise ValueError(f"{name}= is empty: give it a value, or leave it out")

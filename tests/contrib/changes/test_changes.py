@@ -61,6 +61,7 @@ def test_which(four, which):
         ({"task": "tests.tasks.*", "tags": {"user": 2}}, "c"),
         ({"queue": current_app.conf.task_default_queue}, "abcd"),
         ({"queue": "mail"}, ""),
+        ({"node": uuid.UUID(int=7)}, ""),
         ({"since": datetime.timedelta(hours=1)}, "abcd"),
         ({"until": timezone.now() - datetime.timedelta(hours=1)}, ""),
         ({"since": "2h", "task": tasks.noop}, "d"),
