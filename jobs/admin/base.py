@@ -27,6 +27,7 @@ from jobs.conf import conf
 from jobs.lifecycle.display import veil
 from jobs.models import label_of
 from jobs.models.values import scrub
+from jobs.store import databases
 
 #: How many rows a page looks at if its filters have no index; the next page continues. It takes up to 100 ms.
 LOOKED_AT = 10_000
@@ -227,6 +228,9 @@ class ReadOnlyAdmin(admin.ModelAdmin):
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Require the permission to view. Django also accepts the one to change, but here that is for the buttons."""
         return may(request, get_permission_codename("view", self.opts))
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        return super().get_queryset(request).using(databases.shown(self.model))
 
     def delete_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
         if not self.has_view_permission(request):

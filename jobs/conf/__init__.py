@@ -130,6 +130,9 @@ RULES: dict[str, tuple[str | Callable[[Any], bool], str]] = {
     "VERSION": (".{1,32}", "a text of at most 32 characters, or None, not {!r}"),
 }
 
+#: No number is as large: three thousand years, which the databases' dates can have, and their whole numbers.
+MOST = 1e11
+
 #: Keys that map names or patterns to options, with an example.
 OPTIONS = {"TASKS": "{'post_office.*': {'atomic': False}}", "QUEUES": "{'mail': {'concurrency': 3}}"}
 
@@ -178,19 +181,24 @@ def _problems_of(name: str, kind: Any, value: Any) -> Iterator[str]:
         if not isinstance(value, list | tuple) or not all(map(_is_above_0, value)):
             yield f" must be a list of times above 0 (in seconds, or timedeltas), or None, not {value!r}."
     elif kind == Sequence[str]:
+        is_list = isinstance(value, list | tuple | set | frozenset)
         if isinstance(value, str):
             yield " must be a list, not a string."
+        elif not is_list or not all(isinstance(each, str | bytes) for each in value):
+            # Perhaps secrets: of the value only the types are shown.
+            kinds = ", ".join(dict.fromkeys(type(each).__name__ for each in value)) if is_list else type(value).__name__
+            yield f" must be a list of texts, and not of {kinds}."
     elif kind is bool:
         if not isinstance(value, bool):
             yield f" must be True or False, not {value!r}."
     elif not _is_above_0(value):
-        yield f" must be a number above 0 (a time: in seconds, or a timedelta), not {value!r}."
+        yield f" must be a number above 0, and below {MOST:g} (a time: in seconds, or a timedelta), not {value!r}."
     elif kind is int and not isinstance(value, int):
         yield f" must be a whole number, not {value!r}."
 
 
 def _is_above_0(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < MOST
 
 
 def _problems_of_options(name: str, given: Any) -> Iterator[str]:

@@ -246,7 +246,7 @@ def make_jobs(
         relay.place += 1
         job.order_position, job.state, job.run_at = relay.place, State.SCHEDULED, NEVER
     if behind:
-        relay.save(update_fields=["place"])
+        relay.save(using=using, update_fields=["place"])
         # Race: the job before them may have ended since ``store.busy``, and its process saw no job to release.
         transaction.on_commit(partial(order.release, using, busy), using=using, robust=True)
     for part in (plain, behind):

@@ -378,7 +378,7 @@ class PostgreSQL(base.Store):
     def bounded(self, seconds: float) -> Iterator[None]:
         with transaction.atomic(using=self.using), self.connection.cursor() as cursor:
             # A random limit: two transactions that wait for each other would else both give up at the same moment.
-            limit = f"{random.uniform(0.7, 1) * seconds * 1000:.0f}ms"
+            limit = _as_limit(random.uniform(0.7, 1) * seconds)
             cursor.execute("SELECT current_setting('lock_timeout'), set_config('lock_timeout', %s, true)", [limit])
             before = cursor.fetchone()[0]
             yield
@@ -398,8 +398,13 @@ class PostgreSQL(base.Store):
     def insert_marker(
         self, key: str, kind: str, fingerprint: str, job: uuid.UUID | None, keep: float | None, wait: float
     ) -> bool:
-        found = self.ask(MARK, f"{wait * 1000:.0f}ms", key, kind, fingerprint, job and job.hex, keep)
+        found = self.ask(MARK, _as_limit(wait), key, kind, fingerprint, job and job.hex, keep)
         return bool(found[0][0] == 1)
+
+
+def _as_limit(seconds: float) -> str:
+    """As a value of ``lock_timeout``, which is a 32 bit number of milliseconds, and waits for ever if it is 0."""
+    return f"{min(max(1.0, seconds * 1000), 2**31 - 1):.0f}ms"
 
 
 @lru_cache(maxsize=1000)

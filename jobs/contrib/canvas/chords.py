@@ -37,7 +37,7 @@ def add_to_chord(app: Celery, chord_id: str, result: Any) -> None:
     chord = Chord.objects.using(using).select_for_update().get(pk=chord_id)
     ChordPart.objects.using(using).create(chord=chord, task_id=result.id, place=[chord.size])
     chord.size += 1
-    chord.save(update_fields=["size"])
+    chord.save(using=using, update_fields=["size"])
 
 
 def on_chord_part_return(app: Celery, request: Any, state: str, result: Any, **kwargs: Any) -> None:

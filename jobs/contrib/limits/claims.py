@@ -367,7 +367,7 @@ def _hold(using: str, queue: str, blocked: Sequence[Any]) -> int:
             done += Job.objects.using(using).filter(CLAIMABLE, pk=pk).update(held=True)
             limiter, now = RateLimiter.objects.using(using).get_or_create(pk=key)[0], databases.epoch(using)
             limiter.look_at = max(now, min(limiter.next_at, now + 1))
-            limiter.save(update_fields=["look_at"])
+            limiter.save(using=using, update_fields=["look_at"])
     return done
 
 

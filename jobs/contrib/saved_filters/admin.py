@@ -22,6 +22,7 @@ from jobs.admin.html import url_of
 from jobs.contrib.saved_filters.models import SavedFilter
 from jobs.models import Job
 from jobs.models.values import scrub
+from jobs.store import databases
 
 #: How many filters of a person are shown, and how many that other people share.
 MOST = 50
@@ -100,7 +101,7 @@ class SavedFilterAdmin(ReadOnlyAdmin):
             messages.error(request, says % {"number": MOST})
         else:
             said = {"query": query, "is_shared": "is_shared" in request.POST}
-            with transaction.atomic(using=SavedFilter.objects.db):
+            with transaction.atomic(using=databases.shown(SavedFilter)):
                 row, _is_new = SavedFilter.objects.update_or_create(owner=owner, name=name, defaults=said)
                 self._log(request, row, ADDITION)
             messages.success(request, gettext("Saved as “%(name)s”.") % {"name": name})
@@ -110,7 +111,7 @@ class SavedFilterAdmin(ReadOnlyAdmin):
     def drop(self, request: HttpRequest, key: int) -> HttpResponse:
         """Delete one of the user's own filters."""
         row = get_object_or_404(SavedFilter, pk=key, owner=request.user.get_username())
-        with transaction.atomic(using=SavedFilter.objects.db):
+        with transaction.atomic(using=databases.shown(SavedFilter)):
             self._log(request, row, DELETION)
             row.delete()
         messages.success(request, gettext("Deleted the filter “%(name)s”.") % {"name": row.name})

@@ -20,6 +20,7 @@ from jobs.contrib.operator.store import UNCOMPILED
 from jobs.contrib.verify.verify import verify
 from jobs.models import Cancellation, Effect, Job
 from tests.helpers.plans import analyze, numbers, plan
+from tests.helpers.routers import Replica
 from tests.helpers.rows import ERROR, let_heartbeat, make, make_node
 
 pytestmark = pytest.mark.django_db
@@ -349,3 +350,12 @@ def test_a_call_is_not_named_to_who_may_not_see_it(client, admin_client):
     page = reverse("admin:jobs_job_change", args=[job.pk])
     assert "charge:secret" in admin_client.get(page).content.decode()
     assert "charge:secret" not in login(client, "view_job", "view_node").get(page).content.decode()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_call_is_settled_where_its_row_is(second, settings, admin_client):
+    settings.JOBS = {**settings.JOBS, "DATABASES": ["default"]}
+    call = begun("a", state="parked")
+    settings.DATABASE_ROUTERS = [Replica()]
+    admin_client.post(reverse("admin:jobs_effect_settle", args=[call.pk]), {"verb": "happened", "answer": "1"})
+    assert Effect.objects.using("default").get().state == "sent"

@@ -33,6 +33,7 @@ from jobs.testing import run_jobs
 from tests.contrib.events import tasks as told
 from tests.helpers.concurrency import Elsewhere, open_transaction, somebody_waits
 from tests.helpers.harness import Worker, effects, wait_reached
+from tests.helpers.routers import Primary
 from tests.helpers.rows import make
 from tests.helpers.servers import wait_for
 from tests.models import Effect
@@ -705,3 +706,14 @@ def test_the_job_of_an_event_has_what_a_call_would_have():
     run_jobs(raises=False)
     assert Job.objects.get(task=welcomes.name).tags == {"user": "5"}
     assert Job.objects.get(tags__have={"user": 5}).task == welcomes.name
+
+
+def test_events_in_order_of_another_database_whatever_the_routers_say(second, settings, node):
+    settings.DATABASE_ROUTERS = [Primary()]
+    now = timezone.now()
+    says = {"service": "shop", "handler": "h", "pattern": "x", "queue": "q", "is_ordered": True}
+    Subscription.objects.using(second).create(**says, since=now, defined_at=now, seen_at=now)
+    for _ in range(3):
+        Event.objects.using(second).create(name="x", source="shop", data={}, order_key="k")
+    assert relay.hand_on(current_app, second) == 3
+    assert Relay.objects.using(second).get().place == 2

@@ -21,6 +21,7 @@ from jobs.idempotency.locks import lock
 from jobs.models import Job, Node, State
 from tests.helpers.admin_list import ERROR, LIST, ids, links, listed, page, short
 from tests.helpers.redactions import of_job
+from tests.helpers.routers import Replica
 from tests.helpers.rows import make
 from tests.tasks import locked, noop
 
@@ -392,3 +393,15 @@ def test_badge_is_legible(viewer, state):
 
 
 # Nodes
+
+
+def test_pages_show_and_change_what_is_in_the_jobs_database(second, settings, admin_client):
+    settings.JOBS = {**settings.JOBS, "DATABASES": ["default"]}
+    settings.DATABASE_ROUTERS = [Replica()]
+    Job.objects.using("default").bulk_create([Job(task="t", args=[], state="ready", queue="q")])
+    job = Job.objects.using("default").get()
+    assert short(job)[0] in admin_client.get(LIST).content.decode()
+    page = reverse("admin:jobs_job_change", args=[job.pk])
+    assert admin_client.get(page).status_code == 200
+    admin_client.post(reverse("admin:jobs_job_operate_one", args=[job.pk]), {"operation": "cancel"})
+    assert Job.objects.using("default").get().state == "cancelled"

@@ -33,6 +33,7 @@ from tests.helpers import driver
 from tests.helpers.concurrency import cut
 from tests.helpers.driver import executed
 from tests.helpers.harness import claim, deliver, effects, run
+from tests.helpers.routers import Replica
 from tests.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -920,19 +921,6 @@ def test_a_server_that_refused_and_was_replaced_was_lost():
         cursor.execute("UPDATE tests_effect SET note = ''")
     connection.close()
     assert databases.is_lost(refused.value, "default")
-
-
-class Replica:
-    """Django's own example of a router for a replica, which lags behind."""
-
-    def db_for_read(self, model, **hints):
-        return "second"
-
-    def db_for_write(self, model, **hints):
-        return "default"
-
-    def allow_relation(self, *rows, **hints):
-        return True
 
 
 @pytest.mark.parametrize("how", ["fails", "retries", "snoozes"])

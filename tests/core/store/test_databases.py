@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 from celery import current_app
-from django.db import OperationalError, connection, connections
+from django.db import OperationalError, connection, connections, transaction
 from django.db.backends.base.base import NO_DB_ALIAS
 
+from jobs import store
 from jobs.lifecycle.worker_state import worker_state
 from jobs.store import databases
 from jobs.store.databases import SideDatabase
@@ -30,8 +31,8 @@ def other():
 
 
 def test_a_query_that_a_time_limit_left_on_another_connection_harms_no_other_job(other):
-    if connection.vendor != "postgresql":
-        pytest.skip("PostgreSQL's driver goes on with a query")
+    if not hasattr(other.connection, "pgconn"):
+        pytest.skip("only psycopg 3 goes on with a query")
     other.connection.pgconn.send_query(b"SELECT pg_sleep(60)")
     databases.tidy("default")
     with other.cursor() as cursor:
@@ -64,3 +65,15 @@ def test_a_backend_that_cannot_say_how_to_connect_is_away(monkeypatch):
             pass
     assert own.seconds() > 0
     own.close()
+
+
+@pytest.mark.parametrize("seconds", [0.0001, 30 * 86400.0])
+def test_a_wait_is_bounded_however_short_or_long_it_may_be(seconds):
+    """In whole milliseconds a short one would be 0, which has no end; a long one has more than 32 bits."""
+    if connection.vendor != "postgresql":
+        pytest.skip("PostgreSQL's own")
+    with transaction.atomic(), store.of("default").bounded(seconds), connection.cursor() as cursor:
+        cursor.execute("SHOW lock_timeout")
+        assert cursor.fetchone()[0] != "0"
+    with transaction.atomic():
+        assert store.of("default").insert_marker("k", "once", "", None, None, seconds)

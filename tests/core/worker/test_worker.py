@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import logging
 import os
@@ -71,6 +72,11 @@ def test_a_worker_refuses_sqlite_without_immediate_transactions(settings):
         ({"HEARTBEAT": "3"}, "number"),
         ({"BATCH": 1.5}, "whole number"),
         ({"POLL_INTERVAL": -1}, "above 0"),
+        ({"RETENTION": float("inf")}, "above 0, and below"),
+        ({"RETENTION": datetime.timedelta.max}, "above 0, and below"),
+        ({"BATCH": 2**63}, "above 0, and below"),
+        ({"EXCLUDE": None}, "a list of texts"),
+        ({"TASK_OPTIONS": [None]}, "a list of texts, and not of NoneType"),
         ({"RETENTION": "7 days"}, "number"),
         ({"DATABASES": "default"}, "list"),
         ({"DATABASES": ["nowhere"]}, "nowhere"),
