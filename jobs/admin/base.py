@@ -24,10 +24,10 @@ from django.urls import path
 from django.views.decorators.http import require_POST
 
 from jobs.conf import conf
+from jobs.inspection.view import database_of
 from jobs.lifecycle.display import veil
 from jobs.models import label_of
 from jobs.models.values import scrub
-from jobs.store import databases
 
 #: How many rows a page looks at if its filters have no index; the next page continues. It takes up to 100 ms.
 LOOKED_AT = 10_000
@@ -230,7 +230,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):
         return may(request, get_permission_codename("view", self.opts))
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        return super().get_queryset(request).using(databases.shown(self.model))
+        return super().get_queryset(request).using(database_of(self.model))
 
     def delete_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
         if not self.has_view_permission(request):

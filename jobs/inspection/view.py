@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple, Self
 
-from django.db.models import QuerySet, Subquery
+from django.db import router
+from django.db.models import Model, QuerySet, Subquery
 from django.db.models.functions import Now
 
 from jobs import extensions
-from jobs.conf import loaded_app
+from jobs.conf import conf, loaded_app
 from jobs.conf.logs import logger
 from jobs.idempotency import locks
 from jobs.inspection.counts import MOST, workers
@@ -59,6 +60,12 @@ def _plain(value: Any) -> Any:
     if isinstance(value, datetime.datetime):
         return value.isoformat()
     return str(value) if isinstance(value, uuid.UUID) else value
+
+
+def database_of(model: type[Model]) -> str:
+    """The database whose rows the admin shows and changes: where the routers read them, unless that is a replica."""
+    alias = router.db_for_read(model)
+    return alias if alias in conf().DATABASES else databases.job_alias()
 
 
 def look_up(key: uuid.UUID) -> View | None:

@@ -84,12 +84,6 @@ def job_alias(using: str | None = None) -> str:
     return alias
 
 
-def shown(model: type[Model]) -> str:
-    """The database whose rows the admin shows and changes: where the routers read them, unless that is a replica."""
-    alias = router.db_for_read(model)
-    return alias if alias in conf().DATABASES else job_alias()
-
-
 def home() -> str:
     """The alias where nodes, beats and messages live."""
     return conf().DATABASES[0]

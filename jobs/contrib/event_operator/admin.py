@@ -25,11 +25,10 @@ from jobs.events.relay import matches
 from jobs.events.services import BrokerError
 from jobs.inspection.counts import MOST, at_least
 from jobs.inspection.times import duration
-from jobs.inspection.view import View
+from jobs.inspection.view import View, database_of
 from jobs.models import Job, State
 from jobs.models.values import parse_uuid, parsed, scrub
 from jobs.operations.selection import DIGITS, SEARCHED, newest
-from jobs.store import databases
 
 #: What the list can be filtered by: a label, and the condition. Those of ``stages.OPEN`` have an index each;
 #: all other ones are looked for among the newest events.
@@ -53,7 +52,7 @@ class NameFilter(admin.SimpleListFilter):
     parameter_name = "name"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [(name, name) for name in names(databases.shown(Event), NAMED)]
+        return [(name, name) for name in names(database_of(Event), NAMED)]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         return queryset.filter(name=name) if (name := self.value()) else queryset
@@ -172,7 +171,7 @@ class EventAdmin(ReadOnlyAdmin):
 
     def _form(self, rows: Iterable[Event]) -> dict[str, Any]:
         keys = [str(event.uuid) for event in rows]
-        return {"keys": json.dumps(keys), "number": len(keys), "services": services(databases.shown(Event))}
+        return {"keys": json.dumps(keys), "number": len(keys), "services": services(database_of(Event))}
 
     @admin.action(description=_("Replay"), permissions=["replay"])
     def ask(self, request: HttpRequest, rows: QuerySet[Event]) -> HttpResponse:
@@ -196,7 +195,7 @@ class EventAdmin(ReadOnlyAdmin):
                 raise ValueError(gettext("Name the service."))
             if not rows:
                 raise ValueError(gettext("They are gone."))
-            done = replay_by(databases.shown(Event), [event.uuid for event in rows], to, again, by, why)
+            done = replay_by(database_of(Event), [event.uuid for event in rows], to, again, by, why)
         except (ValueError, BrokerError) as exc:
             messages.error(request, str(exc))
             return HttpResponseRedirect(back)
@@ -238,7 +237,7 @@ def job_page(request: HttpRequest, view: View) -> dict[str, str]:
 
 def _told(row: Subscription) -> str:
     """The events of this database whose names fit the pattern."""
-    found = [name for name in names(databases.shown(Event), NAMED) if matches(row.pattern, name)]
+    found = [name for name in names(database_of(Event), NAMED) if matches(row.pattern, name)]
     links = ((html.link(name, "event_changelist", name=name),) for name in found)
     return format_html_join(", ", "{}", links) or html.NOTHING
 
@@ -275,7 +274,7 @@ class SubscriptionAdmin(ReadOnlyAdmin):
 
     def look_at(self, rows: Iterable[Any]) -> None:
         """Add how late each handler is."""
-        found = stages.lags(databases.shown(Job), [(row.handler, row.queue) for row in rows])
+        found = stages.lags(database_of(Job), [(row.handler, row.queue) for row in rows])
         for row in rows:
             row.lag = found.get(row.handler, stages.Lag())
 

@@ -20,9 +20,9 @@ from django.utils.translation import gettext_lazy as _
 from jobs.admin.base import ReadOnlyAdmin, may, page
 from jobs.admin.html import url_of
 from jobs.contrib.saved_filters.models import SavedFilter
+from jobs.inspection.view import database_of
 from jobs.models import Job
 from jobs.models.values import scrub
-from jobs.store import databases
 
 #: How many filters of a person are shown, and how many that other people share.
 MOST = 50
@@ -101,7 +101,7 @@ class SavedFilterAdmin(ReadOnlyAdmin):
             messages.error(request, says % {"number": MOST})
         else:
             said = {"query": query, "is_shared": "is_shared" in request.POST}
-            with transaction.atomic(using=databases.shown(SavedFilter)):
+            with transaction.atomic(using=database_of(SavedFilter)):
                 row, _is_new = SavedFilter.objects.update_or_create(owner=owner, name=name, defaults=said)
                 self._log(request, row, ADDITION)
             messages.success(request, gettext("Saved as “%(name)s”.") % {"name": name})
@@ -111,7 +111,7 @@ class SavedFilterAdmin(ReadOnlyAdmin):
     def drop(self, request: HttpRequest, key: int) -> HttpResponse:
         """Delete one of the user's own filters."""
         row = get_object_or_404(SavedFilter, pk=key, owner=request.user.get_username())
-        with transaction.atomic(using=databases.shown(SavedFilter)):
+        with transaction.atomic(using=database_of(SavedFilter)):
             self._log(request, row, DELETION)
             row.delete()
         messages.success(request, gettext("Deleted the filter “%(name)s”.") % {"name": row.name})
