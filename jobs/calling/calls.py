@@ -102,9 +102,8 @@ def terms(task: Any, args: Any, kwargs: Any, given: Mapping[str, Any]) -> Terms:
     if parent:
         root_id = root_id or parent.request.root_id or parent.request.id
         parent_id = parent_id or parent.request.id
-        if app.conf.task_inherit_parent_priority:
-            inherited = (parent.request.delivery_info or {}).get("priority")
-            options["priority"] = inherited if options.get("priority") is None else options["priority"]
+        if app.conf.task_inherit_parent_priority and options.get("priority") is None:
+            options["priority"] = (parent.request.delivery_info or {}).get("priority")
     # ``freeze()`` sets both.
     is_frozen = bool(task_id and options.get("reply_to"))
     # What the call set and the task itself does not.
@@ -273,7 +272,7 @@ def _queue_name(app: Celery, options: Mapping[str, Any], kept: dict[str, Any], i
     if not name and isinstance(queue, kombu.Queue) and queue.exchange.type != "direct":
         kept |= {"exchange": queue.exchange.name, "routing_key": routing_key or queue.routing_key}
     given = queue.name if isinstance(queue, kombu.Queue) else queue
-    # Of an Enum its value.
+    # As name_of(), without its two calls: each delay() comes here.
     chosen = str(getattr(given, "value", given) or routing_key or app.conf.task_default_queue)
     if len(chosen) > 255 or "\0" in chosen:
         raise ValueError(f"queue={chosen[:40]!r} must be a name of at most 255 characters, none of them NUL")

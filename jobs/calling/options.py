@@ -116,6 +116,7 @@ def check_declaration(task: type[celery.Task], declared: Collection[str]) -> Non
 
     Raises:
         TypeError: names the option, and the cure.
+        ValueError: the task's name is too long for a row.
     """
     if len(task.name or "") > 255:
         raise ValueError(f"{task.name[:60]}... is longer than 255 characters: pass a shorter name=")

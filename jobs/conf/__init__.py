@@ -130,7 +130,7 @@ RULES: dict[str, tuple[str | Callable[[Any], bool], str]] = {
     "VERSION": (".{1,32}", "a text of at most 32 characters, or None, not {!r}"),
 }
 
-#: No number is as large: three thousand years, which the databases' dates can have, and their whole numbers.
+#: Every number has to be below this. It is 3,000 years in seconds, and all databases can hold it.
 MOST = 1e11
 
 #: Keys that map names or patterns to options, with an example.

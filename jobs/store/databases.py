@@ -465,9 +465,11 @@ class SideDatabase:
                 connection = _new_connection(home())
                 try:
                     connection.ensure_connection()
+                except Error:
+                    raise
                 except Exception as exc:
                     # A backend that fetches a password may raise anything: it is away like a server.
-                    raise exc if isinstance(exc, Error) else OperationalError(f"cannot connect: {exc!r}") from exc
+                    raise OperationalError(f"cannot connect: {exc!r}") from exc
                 if self.vendor == "sqlite":
                     _create_tables(connection)
                 self._connection = connection

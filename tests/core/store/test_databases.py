@@ -67,6 +67,21 @@ def test_a_backend_that_cannot_say_how_to_connect_is_away(monkeypatch):
     own.close()
 
 
+def test_an_error_of_the_server_keeps_its_cause(monkeypatch):
+    """The driver's error has the code, by which the kinds of errors are told apart."""
+    cause = ConnectionError("the driver's")
+
+    def fails(self):
+        raise OperationalError("away") from cause
+
+    own = SideDatabase()
+    monkeypatch.setattr(type(connections["default"]), "ensure_connection", fails)
+    monkeypatch.setattr(databases, "in_test", lambda alias: False)
+    with pytest.raises(OperationalError) as told, own.cursor():
+        pass
+    assert told.value.__cause__ is cause
+
+
 @pytest.mark.parametrize("seconds", [0.0001, 30 * 86400.0])
 def test_a_wait_is_bounded_however_short_or_long_it_may_be(seconds):
     """In whole milliseconds a short one would be 0, which has no end; a long one has more than 32 bits."""

@@ -73,9 +73,9 @@ class Plan:
         self.texts[path] = f"{before}{end}{end}{text}" if before else text
 
     def insert(self, path: Path, line: int, column: int, text: str) -> None:
-        """Insert a text at a place as ``ast`` counts: lines from 1, columns in bytes. It knows no other ends of lines.
+        """Insert a text at a place as ``ast`` counts: lines from 1, which only a newline ends, and columns in bytes.
 
-        ``SyntaxError``: there is no room for it in that place; nothing is changed.
+        ``SyntaxError``: the file would be no program any more; nothing is changed.
         """
         lines = re.split(r"(?<=\n)", self.text(path))
         row = lines[line - 1].encode()
