@@ -67,7 +67,7 @@ def test_a_backend_that_cannot_say_how_to_connect_is_away(monkeypatch):
     own.close()
 
 
-def test_an_error_of_the_server_keeps_its_cause(monkeypatch):
+def test_an_error_of_the_server_keeps_its_cause():
     """The driver's error has the code, by which the kinds of errors are told apart."""
     cause = ConnectionError("the driver's")
 
@@ -75,10 +75,11 @@ def test_an_error_of_the_server_keeps_its_cause(monkeypatch):
         raise OperationalError("away") from cause
 
     own = SideDatabase()
-    monkeypatch.setattr(type(connections["default"]), "ensure_connection", fails)
-    monkeypatch.setattr(databases, "in_test", lambda alias: False)
-    with pytest.raises(OperationalError) as told, own.cursor():
-        pass
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(connections["default"]), "ensure_connection", fails)
+        patch.setattr(databases, "in_test", lambda alias: False)
+        with pytest.raises(OperationalError) as told, own.cursor():
+            pass
     assert told.value.__cause__ is cause
 
 
