@@ -65,8 +65,8 @@ def _run(task: type[Any], function: Callable[..., Any], has_self: bool) -> Calla
             return inline.call(_plainly, function, *args, **kwargs)
         return _plainly(function, *args, **kwargs)
 
-    # Of a function that only returns a coroutine: asgiref's mark, up to Python 3.11 and from 3.12 on.
-    for mark in ("_is_coroutine", "_is_coroutine_mark"):
+    # Of a function that only returns a coroutine: asgiref's mark on Python 3.11, and that of 3.12 and later.
+    for mark in ("_is_coroutine", "_is_coroutine_marker"):
         vars(run).pop(mark, None)
     run.awaits = run  # type: ignore[attr-defined]
     return run
