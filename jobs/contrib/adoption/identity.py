@@ -11,6 +11,7 @@ from typing import Any
 
 from jobs import store
 from jobs.conf import conf
+from jobs.contrib.adoption import store as own
 from jobs.contrib.adoption.models import Instance
 from jobs.store.base import Store
 from jobs.store.identity import Identity, NotAdopted
@@ -33,7 +34,7 @@ def mark_of(alias: str) -> str:
         return f"instance:{name}"
     at = store.of(alias)
     if isinstance(at, PostgreSQL):
-        parts = _of_postgresql(at)
+        parts = own.of_postgresql(at)
     else:
         parts = _of_sqlite(at) if isinstance(at, SQLite) else at.identify()
     return ":".join(map(str, (at.name, *parts)))[:255]
@@ -60,22 +61,8 @@ class Marked(Identity):
         return {"marked_as": marked, "is": real, "adopted": marked in (None, real)}
 
 
-def _of_postgresql(at: Store) -> tuple[Any, ...]:
-    database = "FROM pg_database WHERE datname = current_database()"
-    may_read = "has_function_privilege(to_regprocedure('pg_control_system()')::oid, 'EXECUTE')"
-    # Every role may read the identifier, unless that right was revoked. We ask first, because a refused statement
-    # would break a transaction around it.
-    if at.ask(f"SELECT 1 WHERE {may_read}"):
-        found = f"system_identifier, (SELECT oid {database}) FROM pg_control_system()"
-    else:
-        found = f"'oids', oid, to_regclass('jobs_instance')::oid {database}"
-    [parts] = at.ask(f"SELECT {found}")
-    return tuple(parts)
-
-
 def _of_sqlite(at: Store) -> tuple[Any, ...]:
-    [[path]] = at.ask("SELECT file FROM pragma_database_list WHERE name = 'main'")
-    path = path and os.path.realpath(path)
+    path = os.path.realpath(found) if (found := own.file_of(at)) else ""
     return (os.stat(path).st_ino, _born(path) or path) if path else ("memory",)
 
 

@@ -29,7 +29,8 @@ from django.test.utils import override_settings
 from django.utils import timezone
 
 from jobs.conf import conf, reads_rows
-from jobs.contrib.copies.copies import Copy, use
+from jobs.contrib.copies.copies import use
+from jobs.contrib.copies.store import Copy
 from jobs.contrib.crashtest.recorder import CLIENTS, Operation, Recorder
 from jobs.lifecycle.transitions import NEVER
 from jobs.lifecycle.worker_state import WorkerState, worker_state

@@ -11,7 +11,7 @@ from typing import Any
 from django.db.models import AutoField, Model
 
 from jobs.conf import conf, own_tasks
-from jobs.contrib.copies.copies import Change, Row
+from jobs.contrib.copies.store import Change, Row
 from jobs.contrib.crashtest.recorder import EFFECTS, SAFE, Operation
 from jobs.lifecycle.display import shown
 from jobs.models import ENDED, Job, Marker, State, tables

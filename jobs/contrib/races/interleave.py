@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import count, product
 
-from jobs.contrib.copies.copies import PostgresCopy
+from jobs.contrib.copies.store import PostgresCopy
 from jobs.contrib.crashtest.child import PATIENCE, Broken, Child, Children, run_all
 from jobs.contrib.crashtest.recorder import Operation
 
@@ -16,11 +16,6 @@ Step = tuple[int, int | None]
 
 #: Seconds without a sign after which a run counts as blocked, if the database cannot tell; seconds between two looks.
 SILENT, TICK = 0.15, 0.004
-
-#: Whether a connection of this name waits for a lock.
-_WAITS = """
-SELECT 1 FROM pg_stat_activity WHERE application_name = %s AND datname = current_database() AND wait_event_type = 'Lock'
-"""
 
 NAMES = ("jobs-crashtest-first", "jobs-crashtest-second")
 
@@ -69,7 +64,7 @@ def _is_blocked(children: Children, name: str, since: float) -> bool:
     # A project may set the names of its connections: then the database cannot tell.
     if time.monotonic() - since > (10 * SILENT if known else SILENT):
         return True
-    return any(copy.execute(_WAITS, name) for copy in known)
+    return any(copy.has_waiting(name) for copy in known)
 
 
 def schedules(first: int, second: int) -> Iterator[list[Step]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from jobs.contrib.copies.copies import PostgresCopy
+from jobs.contrib.copies.store import PostgresCopy
 from jobs.contrib.crashtest.compare import Outcome, Varying
 from jobs.contrib.crashtest.crash import Examiner
 from jobs.contrib.crashtest.recorder import Operation

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
+
 import pytest
 from django.db import connection
 
-from jobs.contrib.copies import copies
+from jobs.contrib.copies.copies import copied
+from jobs.contrib.copies.store import MARK
 from tests.models import Effect
 
 pytestmark = [
@@ -17,12 +21,12 @@ pytestmark = [
 
 def test_a_change_of_a_copy_is_read_and_undone_and_the_original_stays(tmp_path):
     Effect.objects.create(key="kept")
-    with copies.copied(tmp_path) as [copy, *_]:
+    with copied(tmp_path) as [copy, *_]:
         copy.freeze()
         if connection.vendor == "postgresql":
             copy.execute("UPDATE tests_effect SET key = 'changed'")
         else:
-            with copies.closing(copies.sqlite3.connect(copy.name)) as other, other:
+            with closing(sqlite3.connect(copy.name)) as other, other:
                 other.execute("UPDATE tests_effect SET key = 'changed'")
         [change] = copy.changes()
         assert (change.model, change.before["key"], change.after["key"]) == (Effect, "kept", "changed")
@@ -45,11 +49,11 @@ def test_only_a_copy_of_ours_is_dropped_for_its_name(tmp_path):
     admin(f'CREATE DATABASE "{name}"')
     there = f"SELECT 1 FROM pg_database WHERE datname = '{name}'"
     try:
-        with pytest.raises(RuntimeError, match="which is no copy of"), copies.copied(tmp_path):
+        with pytest.raises(RuntimeError, match="which is no copy of"), copied(tmp_path):
             pass
         assert admin(there)
-        admin(f"COMMENT ON DATABASE \"{name}\" IS '{copies.MARK.format(original)}'")
-        with copies.copied(tmp_path):
+        admin(f"COMMENT ON DATABASE \"{name}\" IS '{MARK.format(original)}'")
+        with copied(tmp_path):
             pass
         assert not admin(there)
     finally:

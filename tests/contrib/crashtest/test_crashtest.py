@@ -28,7 +28,7 @@ from django.db.transaction import TransactionManagementError
 from django.test import TestCase
 
 from jobs import Snooze
-from jobs.contrib.copies import copies
+from jobs.contrib.copies.store import PostgresCopy
 from jobs.contrib.crashtest import crash
 from jobs.contrib.crashtest.recorder import Operation
 from jobs.execution import pipeline
@@ -204,8 +204,8 @@ def test_all_tables_are_compared_in_one_statement(row, monkeypatch):
     if connection.vendor != "postgresql":
         pytest.skip("on SQLite a statement makes no way to a server")
     asked: list = []
-    execute = copies.PostgresCopy.execute
-    monkeypatch.setattr(copies.PostgresCopy, "execute", lambda *given: [asked.append(given[1]), execute(*given)][1])
+    execute = PostgresCopy.execute
+    monkeypatch.setattr(PostgresCopy, "execute", lambda *given: [asked.append(given[1]), execute(*given)][1])
     found = assert_idempotent(does_all, row.pk, budget=(0, 0))
     kills = len(crash.alike(found.points, found.operations))
     assert sum(sql.count("EXCEPT") > 0 for sql in asked) == 2 * (kills + 2)
