@@ -16,7 +16,6 @@ from jobs.maintenance.prune import Prune
 from jobs.maintenance.rescue import Rescue
 from jobs.management.console.base import DRY_RUN, JobsCommand, option, project_app, subcommand
 from jobs.store import databases, identity
-from jobs.store.databases import SideDatabase
 
 ONCE = option("--once", "do it once, report and end", action="store_true")
 
@@ -35,7 +34,8 @@ def rescue(out: JobsCommand, args: Namespace) -> None:
     """
     project_app()
     watch = conf().DEAD_AFTER + 2 * conf().HEARTBEAT
-    _repeat(out, args, Rescue(SideDatabase()).run_once, conf().HEARTBEAT, watch)
+    with databases.side() as side:
+        _repeat(out, args, Rescue(side).run_once, conf().HEARTBEAT, watch)
 
 
 @subcommand(ONCE, DRY_RUN)
@@ -50,11 +50,12 @@ def prune(out: JobsCommand, args: Namespace) -> None:
       manage.py jobs prune --once
       manage.py jobs prune --dry-run
     """
-    pruner = Prune(SideDatabase())
-    if args.dry_run:
-        _report(out, args, pruner.count(), "would delete ")
-    else:
-        _repeat(out, args, pruner.run_once, conf().PRUNE_INTERVAL)
+    with databases.side() as side:
+        pruner = Prune(side)
+        if args.dry_run:
+            _report(out, args, pruner.count(), "would delete ")
+        else:
+            _repeat(out, args, pruner.run_once, conf().PRUNE_INTERVAL)
 
 
 def _repeat(

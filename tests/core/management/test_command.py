@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -260,6 +261,20 @@ def test_prune_deletes_what_ended_long_ago():
     assert list(Job.objects.all()) == [fresh]
     assert Marker.objects.get().key == "kept"
     assert old.pk != fresh.pk
+
+
+@pytest.mark.database
+def test_a_command_in_a_process_that_goes_on_leaves_no_connection():
+    """A scheduler of the project may call it each hour."""
+    run("prune", "--once")
+    gc.collect()
+    gc.disable()
+    try:
+        before = os.listdir("/proc/self/fd")
+        run("prune", "--once")
+        assert os.listdir("/proc/self/fd") == before
+    finally:
+        gc.enable()
 
 
 # Help
