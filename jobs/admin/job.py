@@ -19,7 +19,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from jobs.admin import history, html
-from jobs.admin.base import UncountedChangeList, may
+from jobs.admin.base import SEARCHED, UncountedChangeList, may
 from jobs.admin.html import NOTHING, column
 from jobs.admin.operate import OperableAdmin
 from jobs.calling.options import says_how_to_retry
@@ -189,8 +189,30 @@ class JobAdmin(OperableAdmin):
         for job in running:
             job.progress = found.get(job.pk)
 
+    def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[QuerySet[Any], bool]:
+        if (found := self._unindexed(queryset, search_term.strip())) is None:
+            return super().get_search_results(request, queryset, search_term)
+        # The list looks at so many jobs a page, as for a filter that has no index.
+        setattr(request, SEARCHED, getattr(request, SEARCHED, queryset))
+        return found, False
+
+    def _unindexed(self, rows: QuerySet[Any], term: str) -> QuerySet[Any] | None:
+        """The search by a task, or by a field that has no index; None: the term is something else."""
+        name, _colon, text = term.partition(":")
+        if (field := FIELDS.get(name)) is not None and text:
+            if field.has_index or (field.is_secret and conf().REDACT is not None):
+                return None
+            try:
+                return Selection.of({name: text}).narrow(rows)
+            except ValueError:
+                return None
+        if not term or ID.fullmatch(term.replace("-", "").lower()):
+            return None
+        tasks = [name for name in self.known_tasks() if name.startswith(term) or name.rpartition(".")[2] == term]
+        return rows.filter(task__in=tasks) if tasks else None
+
     def search(self, rows: QuerySet[Any], term: str) -> QuerySet[Any]:
-        """Search by an id, by the end of one as the list shows it, or by a task; else by words, in the newest jobs."""
+        """Search by an id, by the end of one as the list shows it, or by a field; else by words, in the newest jobs."""
         digits = term.replace("-", "").lower()
         if len(digits) == DIGITS and ID.fullmatch(digits):
             return newest(rows).filter(pk__endswith=digits)
@@ -203,9 +225,6 @@ class JobAdmin(OperableAdmin):
                 return Selection.of({name: text}).narrow(rows)
             except ValueError:
                 return rows.none()
-        names = self.known_tasks()
-        if tasks := [name for name in names if name.startswith(term) or name.rpartition(".")[2] == term]:
-            return rows.filter(task__in=tasks)
         words = Q(task__icontains=term) | Q(error_type__icontains=term)
         if conf().REDACT is None:
             # A search must not reveal a redacted argument, also not by what an error says about it.

@@ -1,6 +1,7 @@
 """The settings: ``settings.JOBS`` (its keys are the fields of :class:`Settings`), and :func:`celery_settings`."""
 
 import re
+import shlex
 import sys
 import threading
 import weakref
@@ -362,7 +363,7 @@ def worker_command(*options: str) -> str:
     modules = [sys.modules.get(f"{app.main}{end}") for end in ("", ".celery")] if app is not None else []
     is_there = any(each is app for module in modules if module is not None for each in vars(module).values())
     name = app.main if app is not None and is_there else "proj"
-    return " ".join(["celery", "-A", name, "worker", *options])
+    return shlex.join(["celery", "-A", name, "worker", *options])
 
 
 _imports = threading.RLock()

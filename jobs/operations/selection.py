@@ -165,6 +165,8 @@ class Field(NamedTuple):
     read: Callable[[str], Any] = read_text
     #: It reveals arguments: a form does not ask for it if those are redacted.
     is_secret: bool = False
+    #: Whether an index finds its jobs in a long history.
+    has_index: bool = True
 
 
 def _of_task(rows: QuerySet[Job], name: str) -> QuerySet[Job]:
@@ -175,9 +177,13 @@ def _of_task(rows: QuerySet[Job], name: str) -> QuerySet[Job]:
 #: The fields that people can select jobs by.
 FIELDS = {
     "task": Field(
-        _("Task"), "shop.tasks.*", "all jobs of a task, by its name or its end; TASK*: all that begin so", _of_task
+        _("Task"),
+        "shop.tasks.*",
+        "all jobs of a task, by its name or its end; TASK*: all that begin so",
+        _of_task,
+        has_index=False,
     ),
-    "queue": Field(_("Queue"), "celery", "all jobs of a queue", "queue"),
+    "queue": Field(_("Queue"), "celery", "all jobs of a queue", "queue", has_index=False),
     **{name: field for selects in extensions.through("selects") for name, field in selects().items()},
 }
 

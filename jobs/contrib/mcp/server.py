@@ -71,6 +71,8 @@ class Server:
                 raise Refused(NO_REQUEST, "A request is an object with a method")
             if "id" not in message:
                 return None
+            if not isinstance(message["id"], int | str):
+                raise Refused(NO_REQUEST, "The id of a request is a number without a fraction, or a text")
             key, method, given = message["id"], message["method"], message.get("params") or {}
             if method not in self.methods:
                 raise Refused(NO_METHOD, f"There is no method {method}")

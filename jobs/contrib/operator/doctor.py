@@ -1,5 +1,6 @@
 """``manage.py jobs doctor``: is everything there that jobs need, from end to end?"""
 
+import shlex
 import time
 import uuid
 from argparse import Namespace
@@ -232,7 +233,7 @@ def _probe(app: Any, queue: str | None, timeout: float) -> Finding:
         return Finding("probe", False, "the task jobs.probe is not registered", cure)
     name = queue or app.conf.task_default_queue
     if name in paused():
-        return Finding("probe", False, f"the queue {name!r} is paused", f"manage.py jobs resume {name}")
+        return Finding("probe", False, f"the queue {name!r} is paused", f"manage.py jobs resume {shlex.quote(name)}")
     began = time.monotonic()
     try:
         key = uuid.UUID(task.apply_async(queue=queue, expires=max(60.0, 2 * timeout)).id)

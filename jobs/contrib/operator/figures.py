@@ -23,6 +23,7 @@ PARTS = {"median": 0.5, "p95": 0.95, "p99": 0.99}  #: The percentiles that are s
 RATED = 10  #: Over how many minutes the rate of a queue is measured.
 SERIES = 8  #: The most series in a chart: the rarest are shown as one.
 FAILURES = 50  #: How many kinds of failures are shown, the most frequent ones.
+QUEUES = 200  #: How many queues are shown, those first in which jobs wait or run.
 TASKS = 50  #: For how many tasks their durations are shown, the most frequent ones.
 
 #: A time span that ends now: the length of one bar, which is that of its counts, and how many bars there are.

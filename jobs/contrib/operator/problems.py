@@ -2,6 +2,7 @@
 
 import datetime
 import math
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -251,15 +252,15 @@ def _queues(found: dict[str, Any], rates: Mapping[str, tuple[float, float]]) -> 
             continue
         if waited is None or waited < late_after():
             continue
+        if not workers and not _is_any_alive(found):
+            # That is reported once, and not for each queue.
+            continue
         if _is_held_back(name):
             continue
         words = {"queue": name, "time": duration(waited), "workers": workers, "running": queue["running"]}
         enters, leaves = rates.get(name, (0.0, 0.0))
         command = ""
         if not workers:
-            if not _is_any_alive(found):
-                # That is reported once, and not for each queue.
-                continue
             kind, command = "starving", worker_command("-Q", name)
             says = gettext("%(queue)s: the oldest ready job has waited %(time)s, and no worker consumes its queue")
             means = gettext("Its jobs wait until a worker is started with this queue in its option -Q.")
@@ -314,7 +315,7 @@ def _paused(name: str, queue: dict[str, Any], pause: dict[str, Any]) -> Problem:
         says += "; " + waits % {"number": at_least(number, queue["capped"])}
     severity, since = WARNING if number else INFO, ago(pause["at"])
     means = gettext("No worker takes a job of this queue until it is resumed.")
-    command = f"manage.py jobs resume {name}"
+    command = f"manage.py jobs resume {shlex.quote(name)}"
     return Problem("paused", says, means, severity=severity, command=command, since=since, about=name)
 
 

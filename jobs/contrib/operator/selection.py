@@ -60,7 +60,7 @@ def _read_contained(text: str) -> str:
 _WORKER, _MOMENT = "all jobs that a worker ran last: its id, 8 digits of it, its host", "2026-11-21 14:30"
 
 FIELDS: dict[str, Any] = {
-    "node": Field(_("Worker (its ID or host)"), "web1", _WORKER, _on_node),
+    "node": Field(_("Worker (its ID or host)"), "web1", _WORKER, _on_node, has_index=False),
     "key": Field(
         _("Key (unique or idempotency)"), "welcome:42", "all jobs of a unique key, or of a marker's", _of_key,
         is_secret=True,
@@ -70,7 +70,8 @@ FIELDS: dict[str, Any] = {
         read_id,
     ),
     "error": Field(
-        _("Error"), "SMTPConnectError", "all jobs whose last error is of this class: SMTPException", "error__type"
+        _("Error"), "SMTPConnectError", "all jobs whose last error is of this class: SMTPException", "error__type",
+        has_index=False,
     ),
     "since": Field(
         _("Created since"), "2h", f"those created since then: 2h, 7d, 2026-11-21, '{_MOMENT}'", _since, moment

@@ -15,6 +15,8 @@ from jobs.management.console.base import DRY_RUN, JobsCommand, option, reported,
 from jobs.models import Job
 from jobs.store import databases
 
+_READ = Job.objects.only("pk", "task", "args", "kwargs", "options", "lease", "state")
+
 
 @subcommand(option("--new-key", "print a new key, and do nothing else", action="store_true"), DRY_RUN)
 def encrypt(out: JobsCommand, args: Namespace) -> None:
@@ -37,7 +39,7 @@ def encrypt(out: JobsCommand, args: Namespace) -> None:
     loaded_app()
     done: Counter[str] = Counter(changed=0, unreadable=0)
     for alias in conf().DATABASES:
-        rows = Job.objects.using(alias).only("pk", "task", "args", "kwargs", "options", "lease", "state").order_by("pk")
+        rows = _READ.using(alias).order_by("pk")
         page = list(rows[: conf().BATCH])
         while page:
             for job in page:
@@ -63,8 +65,13 @@ def _encrypt(job: Any, is_dry: bool) -> str:
     followers = {name: inside(each) for name, each in followers.items()}
     if (args, kwargs, followers) == given:
         return "same"
-    # Race: a retry may have changed the job's arguments.
+    if is_dry:
+        return "changed"
+    # Race: a retry may have changed the job's arguments. Then the row is read again: it may not keep its old key.
     own = Job.objects.using(job._state.db).filter(pk=job.pk, lease=job.lease, state=job.state)
     changes = {"args": args, "kwargs": kwargs, **({"options": {**options, **followers}} if followers else {})}
     write = partial(own.update, **changes)
-    return "changed" if is_dry or databases.again_if_moved(own.db, write, is_one=True) else "same"
+    if databases.again_if_moved(own.db, write, is_one=True):
+        return "changed"
+    moved = _READ.using(job._state.db).filter(pk=job.pk).first()
+    return "gone" if moved is None else _encrypt(moved, is_dry)

@@ -15,8 +15,10 @@ from jobs.inspection.view import View
 from jobs.models.values import parse_uuid
 from jobs.operations.actions import OPERATIONS
 
-#: The commands for which a page has a button or a link.
-COMMAND = re.compile(r"manage\.py jobs (run|retry|cancel|kill|resume|schedule --resume|why) ([^\s,;)]+)")
+#: The commands for which a page has a button or a link. A name may be quoted, and is escaped by then.
+COMMAND = re.compile(
+    r"manage\.py jobs (run|retry|cancel|kill|resume|schedule --resume|why) (&#x27;.*?&#x27;|&quot;.*?&quot;|[^\s,;)]+)"
+)
 
 
 def reasons(request: HttpRequest, view: View) -> str:

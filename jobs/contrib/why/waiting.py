@@ -1,5 +1,6 @@
 """Why a job waits."""
 
+import shlex
 from collections.abc import Iterator
 from typing import Any
 
@@ -82,7 +83,8 @@ def own_time(view: View) -> Iterator[Reason]:
 def paused(view: View) -> Iterator[Reason]:
     if (pause := view.pause) is not None:
         says = gettext("The queue %(queue)s has been paused for %(ago)s%(by)s%(why)s.")
-        cure, by = f"manage.py jobs resume {pause.queue}", gettext(", by %s") % pause.by if pause.by else ""
+        cure = f"manage.py jobs resume {shlex.quote(pause.queue)}"
+        by = gettext(", by %s") % pause.by if pause.by else ""
         words = {"ago": view.ago(pause.at), "by": by, "why": f": {pause.reason}" if pause.reason else ""}
         yield Reason("queue_paused", says, cure, words, queue=pause.queue, at=pause.at, by=pause.by)
 

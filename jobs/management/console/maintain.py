@@ -93,8 +93,8 @@ def _repeat(
 
 def _report(out: JobsCommand, args: Namespace, done: dict[str, int], verb: str = "") -> None:
     out.say_json(done)
-    parts = ", ".join(f"{key} {count}" for key, count in done.items() if count) or "nothing to do"
-    out.say(f"{args.subcommand}: {verb}{parts}")
+    parts = ", ".join(f"{key} {count}" for key, count in done.items() if count)
+    out.say(f"{args.subcommand}: {verb}{parts or ('nothing' if verb else 'nothing to do')}")
 
 
 @contextmanager

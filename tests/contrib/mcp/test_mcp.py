@@ -86,6 +86,14 @@ def test_an_agent_finds_out_why_a_job_waits_and_changes_nothing(agent):
     assert Job.objects.values().get() == before
 
 
+def test_an_id_that_no_answer_can_repeat_is_refused(agent):
+    for odd in (b"1e999", b'{"a": 1}', b"null", b"1.5"):
+        agent.send(b'{"jsonrpc": "2.0", "method": "ping", "id": ' + odd + b"}")
+        said = agent.read()
+        assert (said["id"], said["error"]["code"]) == (None, -32600)
+    assert agent.ask("ping")["result"] == {}
+
+
 def test_what_is_wrong_is_said_and_the_next_question_is_answered(agent):
     agent.send(b"no json")
     assert agent.read()["error"]["code"] == -32700

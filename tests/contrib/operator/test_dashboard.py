@@ -280,3 +280,14 @@ def test_who_may_not_see_the_schedule_sees_none_of_its_troubles(staff):
         text = staff(*names).get(URL).content.decode()
         for words in ("nightly-report", "no account 4711", "1 schedule makes no job"):
             assert (words in text) is is_there, (names, words)
+
+
+def test_of_very_many_queues_those_with_jobs_are_shown(staff, monkeypatch):
+    monkeypatch.setattr("jobs.contrib.operator.pages.dashboard.QUEUES", 3)
+    for number in range(5):
+        ended(timezone.now() - MINUTE, queue=f"a{number}")
+    make("ready", queue="z")
+    text = staff("view_job").get(URL).content.decode()
+    shown = re.findall(r"queue/\?name=(\w+)", text[text.index('id="jobs-queues"') :])
+    assert shown == ["z", "a0", "a1"]
+    assert "3 more queues are not shown." in text

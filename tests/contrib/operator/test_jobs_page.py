@@ -250,3 +250,20 @@ def test_a_search_ends_where_its_matches_end(viewer, monkeypatch):
         found += ids(response)
         query = dict(parse_qsl(response.context["cl"].pages.get("next_page", "").removeprefix("?")))
     assert found == some
+
+
+@pytest.mark.parametrize("term", ["task:shop.rare", "queue:rare", "error:Rare", "node:web7", "shop.rare", "rare"])
+def test_a_search_that_no_index_answers_looks_at_so_many_jobs_a_page(viewer, monkeypatch, term):
+    monkeypatch.setattr("jobs.admin.base.LOOKED_AT", 10)
+    monkeypatch.setattr("jobs.contrib.operator.pages.jobs.ManyJobsAdmin.known_tasks", lambda self: {"shop.rare"})
+    node = Node.objects.create(hostname="web7", pid=1)
+    rare = make("failed", age=900, task="shop.rare", queue="rare", node=node, error={**ERROR, "type": "Rare"})
+    for number in range(25):
+        make(age=number)
+    query, found = {"q": term}, []
+    while query:
+        found.append(ids(response := viewer.get(LIST, query)))
+        assert ("No index has these filters" in response.content.decode()) == (len(found) < 3)
+        query = dict(parse_qsl(response.context["cl"].pages.get("next_page", "").removeprefix("?")))
+    assert found == [[], [], [rare.pk]]
+    assert listed(viewer, q=term, node="web8") == []

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
@@ -200,3 +202,13 @@ def test_a_paused_queue_can_be_resumed_and_a_long_run_killed(admin_client):
     text = admin_client.get(URL).content.decode()
     assert 'aria-label="Resume: the queue mail is paused by ada' in text
     assert reverse("admin:jobs_job_operate_one", args=[long.pk]) in text
+
+
+def test_without_any_worker_no_queue_is_looked_at_by_itself():
+    found = []
+    for number in range(8):
+        make("ready", queue=f"q{number}", age=3600)
+        with CaptureQueriesContext(connection) as queries:
+            assert [each.kind for each in noted()] == ["no_worker"]
+        found.append(len(queries))
+    assert found[0] == found[-1]

@@ -28,7 +28,7 @@ from jobs.contrib.aio import sentry as scopes
 from jobs.contrib.grouped.runner import GroupingRunner
 from jobs.contrib.operator import problems as operator_problems
 from jobs.contrib.operator import status
-from jobs.contrib.vault import seal
+from jobs.contrib.vault import commands, seal
 from jobs.contrib.vault.tokens import encrypt, revealed
 from jobs.extensions import through
 from jobs.inspection.view import look_up
@@ -449,3 +449,21 @@ def test_a_callers_json_does_not_pass_for_a_token(declare, name):
     with pytest.raises(ValueError, match="poses as an encrypted value"):
         jsonable({"signal": token}, "the payload")
     assert not Job.objects.exists()
+
+
+def test_a_job_that_moves_meanwhile_does_not_keep_its_old_key(declare, settings, monkeypatch):
+    """Between the look at a job and the write a worker claims it, or gives it back."""
+    declare(name="t.all", body=body).delay(SECRET)
+    turn(settings, NEW, OLD)
+    sealed, claims = commands.sealed, [1]
+
+    def claimed_meanwhile(*args):
+        if claims:
+            Job.objects.update(lease=claims.pop())
+        return sealed(*args)
+
+    monkeypatch.setattr(commands, "sealed", claimed_meanwhile)
+    call_command("jobs", "encrypt")
+    turn(settings, NEW)
+    run_jobs()
+    assert seen == [(SECRET, 0, None)]

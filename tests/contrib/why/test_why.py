@@ -13,6 +13,7 @@ from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
 from django.db import connection, transaction
 from django.db.models.functions import Now
+from django.urls import reverse
 from django.utils import timezone
 
 from jobs.conf import syncpoints
@@ -20,7 +21,7 @@ from jobs.contrib.pauses import pauses
 from jobs.contrib.why import waiting
 from jobs.lifecycle import transitions
 from jobs.lifecycle.transitions import PARKED
-from jobs.models import Cancellation, Instance, Job, Node
+from jobs.models import Cancellation, Instance, Job, Node, Schedule
 from tests import tasks
 from tests.helpers.concurrency import Elsewhere, open_transaction, somebody_waits
 from tests.helpers.harness import Worker, deliver, in_body, wait_ended, wait_state
@@ -362,3 +363,15 @@ def test_ended():
 def test_a_copied_database():
     Instance.objects.update_or_create(pk=1, defaults={"mark": "another"})
     assert codes(make("ready").pk)[0] == "not_adopted"
+
+
+def test_the_page_names_the_button_in_place_of_a_command_with_a_quoted_name(admin_client):
+    pauses.pause("my mails")
+    job = make("ready", queue="my mails")
+    assert first(job.pk)["cure"] == "manage.py jobs resume 'my mails'"
+    at = dict.fromkeys(("defined_at", "last_tick", "paused_at"), Now())
+    Schedule.objects.create(name="each night", task="t", timing="60", **at)
+    Job.objects.update(options={"headers": {"periodic_task_name": "each night"}})
+    text = admin_client.get(reverse("admin:jobs_job_change", args=[job.pk])).content.decode()
+    for cure in ("<strong>Resume</strong>", "The schedule is paused: <strong>Resume</strong>"):
+        assert f'<p class="job-cure">{cure}</p>' in text

@@ -250,6 +250,10 @@ def test_rescue_once_watches_and_gives_back_the_jobs_of_the_dead_only():
     assert (lost.state, lost.node_losses, kept.state) == ("ready", 1, "running")
 
 
+def test_prune_that_finds_nothing_would_delete_nothing():
+    assert run("prune", "--dry-run") == "prune: would delete nothing\n"
+
+
 def test_prune_deletes_what_ended_long_ago():
     old, fresh = make("succeeded", age=8 * 86400), make("succeeded")
     Marker.objects.create(key="kept", kind="once", expires_at=transitions.now_plus(60))

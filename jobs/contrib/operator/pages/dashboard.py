@@ -17,7 +17,7 @@ from jobs.admin.base import may, page
 from jobs.admin.html import url_of
 from jobs.conf import worker_command
 from jobs.contrib.operator import live, workers
-from jobs.contrib.operator.figures import FAILURES, Dashboard
+from jobs.contrib.operator.figures import FAILURES, QUEUES, Dashboard
 from jobs.contrib.operator.models import Overview
 from jobs.contrib.operator.pages.courses import CoursePages
 from jobs.contrib.operator.pages.plot import LABELS, plot
@@ -53,6 +53,7 @@ class OverviewAdmin(CoursePages):
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         board = Dashboard(request.GET.get("span", "hour"), request.GET.get("by", "state"))
         failures, found = board.failures(), board.found
+        queues = sorted(board.queues(), key=lambda each: not (each["paused"] or any(each[state] for state in LIVE)))
         known = kinds()
         # Problems of extensions may contain what this reader may not see.
         hidden = {name for name, kind in known.items() if kind.permission and not may(request, kind.permission)}
@@ -102,7 +103,10 @@ class OverviewAdmin(CoursePages):
             ],
             failures=failures[:FAILURES],
             rarer=max(0, len(failures) - FAILURES),
-            queues=[each | {state: at_least(each[state], each["capped"]) for state in LIVE} for each in board.queues()],
+            queues=[
+                each | {state: at_least(each[state], each["capped"]) for state in LIVE} for each in queues[:QUEUES]
+            ],
+            more_queues=max(0, len(queues) - QUEUES),
             checks=faults,
             may_pause=may(request, "pause_queue"),
         )

@@ -44,10 +44,6 @@ COUNTED = 10_000  #: How many jobs of each state are looked at, to count the mat
 FIRST = str(uuid.UUID(int=0))  #: Sorts before all ids.
 
 
-#: Fields of a selection that have no index, alone or with a state.
-UNINDEXED = {"task", "queue", "error", "node"}
-
-
 class CountedStateFilter(StateFilter):
     def choices(self, changelist: Any) -> Iterator[Any]:
         """Add the numbers of the live states, and of the failed jobs, which may need a person."""
@@ -80,7 +76,7 @@ class Narrow(admin.ListFilter):
     def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
         try:
             wanted = Selection.of(self.asked)
-            slow = {name: value for name, value in wanted.values.items() if name in UNINDEXED}
+            slow = {name: value for name, value in wanted.values.items() if not FIELDS[name].has_index}
             fast = {name: value for name, value in wanted.values.items() if name not in slow}
             queryset = Selection(values=fast).narrow(queryset)
             if slow:
