@@ -309,7 +309,8 @@ def receive(task: str, request: Any, args: Any, kwargs: Any) -> None:
     priority = _within(priority, -(2**15))
     expires_at = maybe_iso8601(request.expires)
     if expires_at is not None and timezone.is_naive(expires_at):
-        expires_at = timezone.make_aware(expires_at, timezone.get_default_timezone())
+        # As Celery reads it.
+        expires_at = expires_at.replace(tzinfo=datetime.UTC)
     job = Job(
         id=key,
         task=_text(task),
@@ -356,6 +357,9 @@ def _stated(request: Any, delivery: Mapping[str, Any]) -> dict[str, Any]:
     given |= {"link": request.callbacks, "link_error": request.errbacks, "group_id": request.group}
     given |= zip(("time_limit", "soft_time_limit"), request.timelimit or (), strict=False)
     given["headers"] = {name: value for name, value in (request.headers or {}).items() if name != "timelimit"}
+    if request.id and str(as_uuid(request.id)) != str(request.id):
+        # The sender asks for the result under this spelling.
+        given["task_id"] = scrub(str(request.id))
     if delivery.get("exchange"):
         given |= {"exchange": delivery["exchange"], "routing_key": delivery.get("routing_key")}
     # These are kept even if they are 0 or False.

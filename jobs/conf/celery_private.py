@@ -56,6 +56,8 @@ celery.concurrency.asynpool:AsynPool._fileno_to_outq -  | pool.py: the same
 celery.concurrency.asynpool:AsynPool._fileno_to_synq -  | pool.py: the same
 celery.concurrency.asynpool:AsynPool._waiting_to_start - | pool.py: new processes that have not said that they are up
 celery.concurrency.asynpool:AsynPool._registered_with_event_loop - | pool.py: whether there is an event loop
+celery.concurrency.asynpool:AsynPool.on_hard_timeout -  | pool.py: the limit of a stock task that has ended long ago
+billiard.pool:ApplyResult._worker_pid -                 | pool.py: the process that runs a stock task
 celery.concurrency.prefork:TaskPool.Pool -              | pool.py: our pool in place of Celery's
 celery.concurrency.prefork:TaskPool.BlockingPool -      | pool.py: the same, for transports without an event loop
 celery.worker.autoscale:Autoscaler.qty -                | bootsteps.py: processes that run jobs are busy

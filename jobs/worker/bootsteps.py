@@ -27,7 +27,7 @@ from jobs.lifecycle.worker_state import worker_state
 from jobs.store import databases, write_mutex
 from jobs.store.identity import Identity, NotAdopted
 from jobs.worker import executors, pool, runner
-from jobs.worker.broker import ConsumerStep
+from jobs.worker.broker import ConsumerStep, repeat
 from jobs.worker.stop import alarm
 from jobs.worker.watchdog import supervisor
 
@@ -90,10 +90,11 @@ class NodeStep(bootsteps.StartStopStep):
         except NotAdopted as exc:
             logger.critical("this worker does not start: %s", exc, extra={"action": "not_adopted"})
             raise WorkerShutdown(EX_FAILURE) from None
-        parent.timer.call_repeatedly(PATIENCE, self._watch)
+        parent.jobs_repeated = [(PATIENCE, self._watch)]
         if getattr(parent, "autoscaler", None) is not None and parent.use_eventloop:
             # Celery looks when a message comes. Jobs come without messages.
-            parent.timer.call_repeatedly(SCALE, parent.autoscaler.maybe_scale)
+            parent.jobs_repeated.append((SCALE, parent.autoscaler.maybe_scale))
+        repeat(parent)
         for thread in self.threads:
             thread.start()
         for each in executors.present if self.threads else ():

@@ -79,7 +79,13 @@ class ConsumerStep(bootsteps.StartStopStep):
             def on_task_received(message: Any) -> Any:
                 message.ack_log_error = _despite_leftovers(message.ack_log_error)
                 message.reject_log_error = _despite_leftovers(message.reject_log_error)
-                return handle(message)
+                try:
+                    return handle(message)
+                except (LookupError, TypeError, ValueError) as exc:
+                    if any(each.message is message for each in state.reserved_requests):
+                        raise
+                    # Celery cannot read it. It would end this worker, and each one that it is delivered to next.
+                    return c.on_invalid_task(None, message, exc)
 
             return on_task_received
 
@@ -135,6 +141,14 @@ class ConsumerStep(bootsteps.StartStopStep):
 
     def start(self, c: Any) -> None:
         worker_state.queues = list(c.app.amqp.queues.consume_from)
+        repeat(c.controller)
+
+
+def repeat(worker: Any) -> None:
+    """Begin what the worker's timer repeats. Celery 5.5 clears the timer when the connection to the broker breaks."""
+    for entry in getattr(worker, "jobs_entries", ()):
+        entry.cancel()
+    worker.jobs_entries = [worker.timer.call_repeatedly(*each) for each in worker.jobs_repeated]
 
 
 def _replace_dead(c: Any) -> None:

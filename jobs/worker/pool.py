@@ -159,6 +159,14 @@ class AsynPool(asynpool.AsynPool):
         # Without it the queues of a process that dies before the first connection are never free again.
         kwargs.setdefault("on_process_down", self._forget)
         super().__init__(*args, **kwargs)
+        strike = vars(self)["on_hard_timeout"]
+
+        def on_hard_timeout(task: Any) -> None:
+            # While the broker was away nobody read that the stock task has ended: its process may run a job by now.
+            if not worker_state.is_busy(task._worker_pid):
+                strike(task)
+
+        self.on_hard_timeout = on_hard_timeout
 
     def _create_worker_process(self, i: int) -> Any:
         process = super()._create_worker_process(i)

@@ -11,7 +11,7 @@ from celery.worker import control
 
 from jobs.contrib.remote_control import revoked
 from jobs.lifecycle.worker_state import Occupied, worker_state
-from jobs.models.values import parse_uuid
+from jobs.models.values import as_uuid
 from jobs.worker.watchdog import supervisor
 
 
@@ -39,14 +39,14 @@ def active(stock: Any, state: Any, **kwargs: Any) -> Any:
 
 
 def query_task(stock: Any, state: Any, ids: Any, **kwargs: Any) -> Any:
-    wanted = {str(key) for key in maybe_list(ids)}
-    found = {key: ("active", info) for key, info in _infos(state).items() if key in wanted}
+    infos = _infos(state)
+    found = {key: ("active", infos[id]) for key in maybe_list(ids) if (id := str(as_uuid(key))) in infos}
     return {**stock(state, ids, **kwargs), **found}
 
 
 def revoke(stock: Any, state: Any, task_id: Any, terminate: bool = False, signal: Any = None, **kwargs: Any) -> Any:
     number = _number(terminate, signal)
-    for key in filter(None, map(parse_uuid, map(str, maybe_list(task_id) or []))):
+    for key in filter(None, map(as_uuid, maybe_list(task_id) or [])):
         if number is not None:
             supervisor.do(revoked.terminate, str(key), number, is_urgent=True)
         supervisor.do(revoked.cancel, str(key))

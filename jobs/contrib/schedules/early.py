@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from celery.signals import beat_init
+from celery.signals import beat_embedded_init, beat_init
 
 
 @beat_init.connect(dispatch_uid="jobs.contrib.schedules")
@@ -11,3 +11,11 @@ def _on_beat(sender: Any = None, **kwargs: Any) -> None:
         from jobs.contrib.schedules.celery_beat import Beside
 
         scheduler.apply_async = Beside(scheduler)
+
+
+@beat_embedded_init.connect(dispatch_uid="jobs.contrib.schedules")
+def _on_embedded(**kwargs: Any) -> None:
+    """``celery worker -B``: the process has closed all that it inherited, and opened a database under those numbers."""
+    from jobs.lifecycle.wakeups import Wakeup, wakeup
+
+    vars(wakeup).update(vars(Wakeup()))

@@ -8,6 +8,7 @@ import pytest
 from celery import current_app
 
 from jobs.models import Cancellation, Job
+from jobs.models.values import as_uuid
 from tests import tasks
 from tests.faults.worker import Worker
 from tests.helpers.harness import effects, in_body, wait_ended
@@ -85,6 +86,18 @@ def test_a_revoked_job_that_waits_never_runs(body):
         assert {(job.state, job.error["type"]) for job in jobs} == {("cancelled", "Revoked")}
         assert body.end().state == "succeeded"
     assert effects() == {"held": 1}
+
+
+@pytest.mark.parametrize("key", ["95bb79d078ea4967b031a2fb8bae82ae", "order:7"])
+def test_a_job_of_another_service_is_known_by_the_id_that_it_was_sent_with(body, key):
+    with Worker(concurrency=1) as worker:
+        arguments = ("held", str(body.started), str(body.gate))
+        body.job = current_app.send_task("tests.tasks.waits", arguments, task_id=key)
+        in_body(as_uuid(key), body.started)
+        assert inspect(worker, "query_task", key)[key][0] == "active"
+        tell(worker, "revoke", key, terminate=True, signal="SIGKILL")
+        [found] = wait_ended(as_uuid(key))
+        assert (found.state, found.error["type"]) == ("cancelled", "Revoked")
 
 
 def test_a_revoked_job_that_runs_is_asked_to_end(body):

@@ -688,6 +688,38 @@ def test_celery_beat_beside_doubles_nothing(tmp_path):
     assert "celery beat runs beside" in noted()["beat"]
 
 
+EMBEDDED = """
+import os, sys, time
+import django; django.setup()
+from celery import current_app
+from celery.beat import EmbeddedService
+from django.db import connections
+from jobs.models import Job
+current_app.loader.import_default_modules()
+connections.close_all()
+beat = EmbeddedService(current_app, max_interval=1, schedule_filename=sys.argv[1])
+beat.start()
+until = time.monotonic() + 30
+while time.monotonic() < until and Job.objects.count() < 2:
+    time.sleep(0.2)
+for each in os.listdir(f"/proc/{beat.pid}/fd"):
+    position = open(f"/proc/{beat.pid}/fdinfo/{each}").read().split()[1]
+    if "sqlite" in os.readlink(f"/proc/{beat.pid}/fd/{each}") and position != "0":
+        print("written to", os.readlink(f"/proc/{beat.pid}/fd/{each}"))
+beat.terminate()
+"""
+
+
+def test_the_beat_of_a_worker_writes_into_no_file_of_the_database(tmp_path):
+    """As ``celery worker -B`` has it: it closes what it inherits, and a wake-up went to what it opened after that."""
+    command = [sys.executable, "-c", EMBEDDED, str(tmp_path / "beat")]
+    env = environment(**with_schedule(second=entry(1.0, "second")))
+    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=50)
+    assert made("second"), done.stderr
+    assert "written to" not in done.stdout, done.stdout
+    assert "Traceback" not in done.stderr, done.stderr
+
+
 def test_decide_is_done_once_for_each_tick_even_by_hand(beat):
     beat["e"] = entry(60)
     Schedules().run_once()

@@ -143,6 +143,19 @@ def test_an_expired_message_is_an_expired_job(node):
     assert deliver(type("Result", (), {"id": key}))[0] == "UNCLAIMED"
 
 
+def test_a_time_without_a_zone_is_read_as_celery_reads_it(node, settings):
+    settings.TIME_ZONE = "Europe/Berlin"
+    receive(str(uuid.uuid4()), "a", expires="2099-07-01T12:00:00")
+    assert Job.objects.get().expires_at == datetime.datetime(2099, 7, 1, 12, tzinfo=datetime.UTC)
+
+
+@pytest.mark.parametrize("key", ["95bb79d078ea4967b031a2fb8bae82ae", "no-uuid:7"])
+def test_its_result_has_the_id_that_its_sender_asks_for(node, memory, key):
+    receive(key, 1, 2, task=tasks.add)
+    assert deliver(type("Result", (), {"id": Job.objects.get().pk})) == ("SUCCESS", 3)
+    assert current_app.AsyncResult(key).result == 3
+
+
 def test_without_a_database_the_message_goes_back_to_the_broker(node, monkeypatch):
     """Nobody else knows of the job."""
     tried = []

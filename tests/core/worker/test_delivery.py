@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from celery import shared_task
+from celery import current_app, shared_task
 from django.db import connection
 
 from jobs.models import Job
@@ -39,6 +39,16 @@ def test_countdown_and_retry_come_back_when_their_time_has_come():
     assert (first.finished_at - first.created_at).total_seconds() >= 1
     assert (second.state, second.retries, second.result) == ("succeeded", 2, 2)
     assert effects() == {"future": 1, "retried": 1}
+
+
+@pytest.mark.parametrize("headers", [{}, {"id": "1"}])
+def test_a_message_that_cannot_be_read_ends_no_worker(headers):
+    with Worker(concurrency=1) as worker, current_app.connection_for_write() as broker:
+        message = {"headers": {"task": "tests.tasks.effect", **headers}, "serializer": "json"}
+        broker.Producer().publish(["no kwargs"], routing_key=current_app.conf.task_default_queue, **message)
+        wait_for(lambda: "Received invalid task message" in worker.text(), 20, worker.text)
+        by_name = current_app.send_task("tests.tasks.effect", ("a",))
+        wait_for(lambda: effects() == {"a": 1}, 20, by_name.id)
 
 
 ENQUEUER = """

@@ -238,6 +238,52 @@ def holds_others_up(key, started, gate):
 
 
 @pytest.mark.slow
+@pytest.mark.servers
+def test_the_limit_of_a_stock_task_that_is_over_ends_no_job(use_broker, redis_server, bodies, tmp_path):
+    """It ended while the broker was away, and the worker has not read so when the time is over."""
+    use_broker(redis_server.url)
+    with Worker(concurrency=1, JOBS_TEST_CELERY='{"task_soft_time_limit": null}') as worker:
+        arguments = ("stock", str(tmp_path / "stock"), str(tmp_path / "gate"))
+        tasks.stock_waits.apply_async(arguments, time_limit=6, soft_time_limit=None)
+        wait_for((tmp_path / "stock").exists, 20, "the stock task runs")
+        over = time.monotonic() + 6.5
+        # The worker reads that it has begun, and watches its time.
+        tell(worker, "ping")
+        redis_server.kill()
+        try:
+            wait_for(lambda: "Cannot connect to redis" in worker.text(), 20, worker.text)
+            (tmp_path / "gate").touch()
+            bodies.begin("job")
+            bodies.wait_running(1)
+            time.sleep(max(0.0, over - time.monotonic()))
+        finally:
+            redis_server.start()
+        wait_for(lambda: worker.text().count("Connected to redis") == 2, 20, worker.text)
+        # Its event loop goes on.
+        time.sleep(2)
+        bodies.end()
+        [job] = wait_ended(bodies.jobs["job"])
+    assert (job.state, job.lease, job.node_losses, job.crashes) == ("succeeded", 1, 0, 0)
+    assert effects() == {"stock": 1, "job": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.servers
+def test_autoscaling_goes_on_after_the_broker_was_away(use_broker, redis_server, bodies):
+    """Celery 5.5 clears what its timer repeats."""
+    use_broker(redis_server.url)
+    with Worker("--autoscale=3,1") as worker:
+        redis_server.kill()
+        wait_for(lambda: "Cannot connect to redis" in worker.text(), 20, worker.text)
+        redis_server.start()
+        wait_for(lambda: worker.text().count("Connected to redis") == 2, 20, worker.text)
+        bodies.begin("a", "b", "c")
+        bodies.wait_running(3)
+        bodies.end()
+    assert innocent()
+
+
+@pytest.mark.slow
 def test_what_waits_behind_a_long_body_is_given_to_another_process(broker, tmp_path):
     """The claim expected short bodies, and one of them takes long."""
     started, gate = tmp_path / "started", tmp_path / "gate"
