@@ -35,7 +35,7 @@ from jobs.idempotency import markers
 from jobs.idempotency.keys import fingerprint
 from jobs.idempotency.locks import lock, wake_left
 from jobs.lifecycle import transitions
-from jobs.lifecycle.run import RECONNECT, NotHere, Run, current
+from jobs.lifecycle.run import RECONNECT, NotHere, Run, current, persistently
 from jobs.lifecycle.worker_state import BODY, NAMED, worker_state
 from jobs.models import Job, State
 from jobs.models.values import decoded, safe_repr
@@ -260,6 +260,24 @@ def _attempt(run: Run) -> Committed | Conflict | Lost | Raised:
     job, task, using = run.job, run.task, run.using
     run.result = run.replacement = source = None
     reached, is_lost = "begin", False
+
+    def complete(stored: Any) -> bool:
+        nonlocal reached
+        written = [write for look in extensions.through("completing") if (write := look(run)) is not None]
+        # With atomic=False the completion and what follows have a transaction of their own.
+        needs_own = not run.is_atomic and (written or databases.in_test(using))
+        with transaction.atomic(using) if needs_own else _NOTHING:
+            for write in written:
+                write()
+            reach("before_commit")
+            reached = "commit"
+            # What follows the commit (hooks, calls, events, links) must not survive a crash that loses it.
+            is_synced = task.is_synced or bool(written or at.connection.run_on_commit)
+            if not transitions.succeed(job, stored, time.monotonic() - run.began, source, is_synced):
+                raise LostLease("this run lost its lease; its transaction is rolled back")
+            reach("after_completion")
+        return True
+
     try:
         # A handler, or an attempt that was rolled back, may have changed the request, from which a retry is made.
         request.restore(run)
@@ -285,19 +303,10 @@ def _attempt(run: Run) -> Committed | Conflict | Lost | Raised:
                     # The body's work is committed: what the database refuses from now on is not its failure.
                     reached = "commit"
                 stored = None if run.result is None else finish.storable(run, run.result)
-                written = [write for look in extensions.through("completing") if (write := look(run)) is not None]
-                # With atomic=False the completion and what follows have a transaction of their own.
-                needs_own = not run.is_atomic and (written or databases.in_test(using))
-                with transaction.atomic(using) if needs_own else _NOTHING:
-                    for write in written:
-                        write()
-                    reach("before_commit")
-                    reached = "commit"
-                    # What follows the commit (hooks, calls, events, links) must not survive a crash that loses it.
-                    is_synced = task.is_synced or bool(written or at.connection.run_on_commit)
-                    if not transitions.succeed(job, stored, time.monotonic() - run.began, source, is_synced):
-                        raise LostLease("this run lost its lease; its transaction is rolled back")
-                    reach("after_completion")
+                if run.is_atomic:
+                    complete(stored)
+                else:
+                    _complete_anyhow(run, lambda: complete(stored))
             except BaseException as exc:
                 # Asked before the end of the block, which opens a new connection in place of a broken one.
                 is_lost = _is_lost(run, exc)
@@ -331,6 +340,21 @@ def call_body(run: Run, args: Any, kwargs: Any) -> None:
         run.slot.enter(NAMED)
     if run.result is not None:
         check_returned(run.result)
+
+
+def _complete_anyhow(run: Run, complete: Callable[[], bool]) -> None:
+    """Complete a body whose work is committed, again and again: another run would do all of it a second time.
+
+    The server, or a pooler, may have ended the connection while the body did something else. If it was committed, and
+    only the answer was lost, the run does not own the job any more.
+    """
+    raw = connections[run.using].connection
+    try:
+        complete()
+    except Error as exc:
+        is_away = databases.is_lost(exc, run.using, raw) or finish.is_passing(exc)
+        if not is_away or persistently(run, complete) is None:
+            raise
 
 
 def _is_lost(run: Run, exc: BaseException) -> bool:
@@ -368,7 +392,10 @@ def _came_of(
         return Conflict(exc)
     # The database refused, before the body or at its commit.
     is_refused = isinstance(exc, Error) and (reached == "begin" or (is_sent and finish.is_passing(exc)))
-    return Lost(exc) if is_lost or is_refused else Raised(exc)
+    if not (is_lost or is_refused):
+        return Raised(exc)
+    # Of a coroutine that is over only the commit is done again.
+    return Conflict(exc) if run.is_atomic and run.body is not None else Lost(exc)
 
 
 _NOTHING = nullcontext()

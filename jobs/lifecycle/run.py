@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -105,7 +106,9 @@ class Run:
 
     def checkpoint(self) -> None:
         """Ask the database whether this run should go on."""
-        if (note := transitions.asked_to_end(self.job)) is not None:
+        # The connection may have been ended while the body did something else.
+        note = databases.patiently(self.using, partial(transitions.asked_to_end, self.job))
+        if note is not None:
             raise Cancel(note.reason)
         if not transitions.owns(self.job):
             raise LostLease("this run lost its lease")
@@ -120,7 +123,8 @@ def save_cursor(job: Job, value: Any) -> None:
             f"{job.task} has one transaction, which is committed at its end: to save a cursor on the way declare the "
             "task with atomic=False, and give each part of its work a transaction (with transaction.atomic(): ...)"
         )
-    if not job._state.adding and owned(job).update(cursor=kept) != 1:
+    update = partial(owned(job).update, cursor=kept)
+    if not job._state.adding and databases.patiently(str(job._state.db), update) != 1:
         raise LostLease("this run lost its lease; what it does in this transaction is rolled back")
     job.cursor = decoded(kept)
 

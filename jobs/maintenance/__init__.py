@@ -22,6 +22,9 @@ def is_eldest(node: Callable[[], uuid.UUID] | None, using: str) -> bool:
 #: Seconds: steps shorter than this are cheap, and are never delayed.
 QUICK = 0.02
 
+#: Seconds: no step is put off for longer. It may have waited for a lock, or for a server that was away.
+LONGEST = 30.0
+
 
 class Seldom:
     """Takes steps that mostly find nothing: the longer a step takes, the less often it is taken.
@@ -47,7 +50,7 @@ class Seldom:
             end = time.monotonic()
             took = end - begin
             # If it found something, there may be more.
-            self._next[name] = end if found or took < QUICK else end + self._times * took
+            self._next[name] = end if found or took < QUICK else end + min(self._times * took, LONGEST)
         return found
 
     def clear(self) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 from django.db import connection, transaction
@@ -101,3 +102,17 @@ def cut() -> None:
     with databases.apart("default") as other, other.cursor() as cursor:
         pid = connection.connection.info.backend_pid
         cursor.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
+
+
+def end_session() -> None:
+    """The server, or a pooler, ends this thread's session while nothing uses it."""
+    ask, end = {
+        "postgresql": ("SELECT pg_backend_pid()", "SELECT pg_terminate_backend(%s)"),
+        "mysql": ("SELECT CONNECTION_ID()", "KILL %s"),
+    }[connection.vendor]
+    with connection.cursor() as cursor:
+        cursor.execute(ask)
+        session = cursor.fetchone()
+    with closing(connection.copy()) as other, other.cursor() as cursor:
+        cursor.execute(end, session)
+    time.sleep(0.1)

@@ -55,6 +55,8 @@ DONE, FAILED, WAITING = Step.State.DONE, Step.State.FAILED, Step.State.WAITING
 
 #: How many steps a job may have: each run reads them all.
 MOST = 10_000
+#: Seconds for which a connection that is not used is trusted.
+TRUSTED = 1.0
 #: What ``Job.waits_for`` begins with: while a job waits for its children, before the id of their batch; while a job
 #: sleeps, and until a step is tried again, before the name of the step, for people who look.
 CHILDREN, SLEEPS, AGAIN = "gather:", "sleep:", "step:"
@@ -128,7 +130,8 @@ class History:
 
     def __init__(self, run: Run) -> None:
         self.run, self.job, self.using = run, run.job, run.using
-        self._rows = {row.name: row for row in steps(run.job.pk, run.using)}
+        rows = databases.patiently(run.using, partial(steps, run.job.pk, run.using))
+        self._rows = {row.name: row for row in rows}
         #: The keys of the rows that earlier runs have written, in order.
         self._earlier = [row.pk for row in self._rows.values()]
         self._deadline = deadline_of(run)
@@ -136,6 +139,7 @@ class History:
         #: The last row of an earlier run that this run has met.
         self._last = 0
         self.is_in_step = False
+        self._used_at = time.monotonic()
         #: A wait has ended this run.
         self.suspended: Suspended | None = None
 
@@ -265,6 +269,7 @@ class History:
                 f"{name!r} is inside of transaction.atomic(), and a step commits by itself: move the block into the "
                 "function of a step"
             )
+        self._revive()
         self._met[name] += 1
         full = name if self._met[name] == 1 else f"{name}#{self._met[name]}"
         if (row := self._rows.get(full)) is not None:
@@ -284,6 +289,12 @@ class History:
         new: Any = Step(job=self.job.pk, name=full, kind=kind)
         new.began = time.monotonic()
         return new
+
+    def _revive(self) -> None:
+        """Before a transaction: the body, or what it awaited, may have taken long."""
+        if time.monotonic() - self._used_at > TRUSTED:
+            databases.revive(self.using)
+        self._used_at = time.monotonic()
 
     def _is_over(self, row: Any) -> bool:
         """Whether the time of a wait is over. It is if the job came due, even if a test moves the time."""
@@ -323,6 +334,7 @@ class History:
 
     def _attempt(self, row: Any, work: Callable[[], Any] | None, state: str, heeds: bool) -> Any:
         at, is_sent, is_lost = store.of(self.using), False, False
+        self._revive()
         try:
             with at.write_mutex(), transaction.atomic(using=self.using):
                 try:

@@ -25,6 +25,8 @@ from jobs.store import base, databases
 _LOCKS = "CREATE TABLE IF NOT EXISTS jobs_locked_name (name binary(32) PRIMARY KEY) ENGINE=InnoDB"
 _LOCK = "INSERT INTO jobs_locked_name (name) VALUES {} ON DUPLICATE KEY UPDATE name = VALUES(name)"
 
+_UTC = "time_zone = '+00:00'"
+
 #: The claim recorded the session. It is left alone if another run uses it by now, or if the server was started since:
 #: then its number may belong to another session.
 RUNS = """
@@ -68,7 +70,7 @@ class MySQL(base.Store):
     def prepare(self, connection: Any) -> None:
         """Django reads and writes UTC. The database's own clock must be in UTC as well."""
         with connection.cursor() as cursor:
-            cursor.execute("SET time_zone = '+00:00'")
+            cursor.execute(f"SET {_UTC}")
 
     def identify(self) -> tuple[Any, ...]:
         if self.connection.mysql_is_mariadb:
@@ -123,11 +125,14 @@ class MySQL(base.Store):
 
     @contextmanager
     def _setting(self, name: str, seconds: float) -> Iterator[None]:
-        """Set a variable of the session for a block. A rollback does not change it, and a lost connection loses it."""
+        """Set a variable of the session for a block. A rollback does not change it, and a lost connection loses it.
+
+        The time zone is set again, too: a body may have left another one, and all times would be hours off.
+        """
         self.connection.ensure_connection()
         raw = self.connection.connection
         with self.connection.wrap_database_errors, closing(raw.cursor()) as cursor:
-            cursor.execute(f"SET @jobs_{name} = @@{name}, {name} = {max(1, math.ceil(seconds))}")
+            cursor.execute(f"SET @jobs_{name} = @@{name}, {name} = {max(1, math.ceil(seconds))}, {_UTC}")
         try:
             yield
         finally:

@@ -31,6 +31,7 @@ from tests import tasks
 from tests.contrib.durable import bodies
 from tests.contrib.durable.bodies import ASKED, CALLS, DAY, FAIL, job_of, later
 from tests.helpers import driver
+from tests.helpers.concurrency import end_session
 from tests.helpers.harness import effects, run_ready
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
@@ -1022,3 +1023,24 @@ def test_a_wait_is_ten_years_at_the_most_and_knows_its_time_zone(time):
         bodies.late.sleep(time)
     with pytest.raises(ValueError, match="more than ten years"):
         bodies.late.sleep(later(4100))
+
+
+@shared_task(bind=True, durable=True, name="tests.durable.outlives_its_session")
+def outlives_its_session(self, key):
+    CALLS.append(key)
+    end_session()
+    self.step("one", bodies.leave, f"{key}:one")
+    end_session()
+    self.step("two", bodies.leave, f"{key}:two")
+
+
+@pytest.mark.skipif(connection.vendor == "sqlite", reason="no server ends a connection")
+def test_a_step_begins_though_the_session_ended_before_it(node, monkeypatch):
+    """Between two steps the body waited for longer than the server, or a pooler, keeps an idle session."""
+    monkeypatch.setattr(history, "TRUSTED", 0.05)
+    CALLS.clear()
+    outlives_its_session.delay("a")
+    run_ready()
+    job = Job.objects.get()
+    assert (job.state, job.lease, job.node_losses) == ("succeeded", 1, 0)
+    assert (CALLS, effects()) == (["a", "a:one", "a:two"], {"a:one": 1, "a:two": 1})

@@ -1,5 +1,6 @@
 """What MariaDB needs beside Django's migrations: whole indexes, computed columns, exact keys, a clock that says UTC."""
 
+import datetime
 import time
 import uuid
 from contextlib import suppress
@@ -22,7 +23,9 @@ from jobs.maintenance import clock, rescue
 from jobs.models import Job, Marker, Node, RateLimiter
 from jobs.store import databases
 from jobs.store.base import Claim
+from tests import tasks
 from tests.helpers.concurrency import Elsewhere, open_transaction
+from tests.helpers.harness import deliver
 from tests.helpers.plans import analyze, asked_by, numbers
 from tests.helpers.rows import make
 
@@ -236,3 +239,19 @@ def test_two_queues_share_the_rate_of_a_task(node, monkeypatch, is_new):
 
 def claims_of(queue, found):
     found += limited.LimitedClaimer().claim("default", queue, worker_state.node, 1)
+
+
+@shared_task
+def reports_in_local_time():
+    with connection.cursor() as cursor:
+        cursor.execute("SET time_zone = '+05:00'")
+
+
+@pytest.mark.usefixtures("node")
+def test_a_time_zone_that_a_body_leaves_is_not_that_of_the_next_job():
+    """Its times were five hours off, and what it was to do in a second, too."""
+    deliver(reports_in_local_time.delay())
+    result = tasks.noop.delay(1)
+    deliver(result)
+    job = Job.objects.get(pk=result.id)
+    assert abs(job.finished_at - timezone.now()) < datetime.timedelta(minutes=1)

@@ -30,7 +30,7 @@ from jobs.store import databases
 from jobs.worker.runner import Runner
 from tests import tasks
 from tests.helpers import driver
-from tests.helpers.concurrency import cut
+from tests.helpers.concurrency import cut, end_session
 from tests.helpers.driver import executed
 from tests.helpers.harness import claim, deliver, effects, run
 from tests.helpers.routers import Replica
@@ -882,6 +882,26 @@ def test_a_server_that_takes_no_writes_is_not_the_bodys_error():
     deliver(writes_to_a_reader.delay("a"))
     job = Job.objects.get()
     assert (job.state, job.node_losses) == ("ready", 1)
+
+
+@shared_task(bind=True, atomic=False, max_retries=0)
+def outlives_its_session(self, key, then):
+    Effect.objects.create(key=key)
+    end_session()
+    if then == "cursor":
+        self.job.save_cursor(1)
+    elif then == "checkpoint":
+        self.checkpoint()
+
+
+@pytest.mark.database
+@pytest.mark.skipif(connection.vendor == "sqlite", reason="no server ends a connection")
+@pytest.mark.parametrize("then", ["end", "cursor", "checkpoint"])
+def test_work_that_is_committed_is_not_done_again_because_its_session_ended(then):
+    """The body waited for longer than the server, or a pooler, keeps an idle session: ten runs did all of it."""
+    assert deliver(outlives_its_session.delay("a", then))[0] == "SUCCESS"
+    job = Job.objects.get()
+    assert (job.state, job.lease, job.node_losses, effects()) == ("succeeded", 1, 0, {"a": 1})
 
 
 @shared_task(bind=True)

@@ -512,6 +512,24 @@ def test_looks_at_what_runs_are_seldom_where_they_are_slow(own, side, monkeypatc
     assert looked == ["dead", "dead", "own"]
 
 
+def test_after_a_look_that_had_to_wait_the_next_comes_soon(monkeypatch):
+    """The database was locked, or away, for 20 s: a dead worker's jobs waited for another 17 minutes."""
+    now = [0.0]
+    monkeypatch.setattr(maintenance, "QUICK", 0.02)
+    monkeypatch.setattr(maintenance, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def waits():
+        now[0] += 20.0
+        raise OperationalError("database is locked")
+
+    seldom = maintenance.Seldom(rescue.RARELY)
+    with pytest.raises(OperationalError):
+        seldom.take("default", waits)
+    assert seldom.take("default", lambda: 1) == 0
+    now[0] += 31.0
+    assert seldom.take("default", lambda: 1) == 1
+
+
 def test_of_a_claim_whose_answer_was_lost_one_row_counts(own):
     rows = batch()
     Job.objects.update(node=worker_state.node)
