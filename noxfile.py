@@ -73,7 +73,7 @@ def run(session: nox.Session, packages: dict[str, str]) -> None:
     pytest = ["python", "-m", "pytest", "-q", "-p", "no:randomly"]
     rooms = "--ignore=tests/core/worker/test_sigkill.py", "tests/core"
     session.run(*pytest, "-n", "0", "-m", "core and not slow", *rooms, *session.posargs)
-    session.run(*pytest, "-n", "0", "tests/core/conf/test_celery_private.py")
+    session.run(*pytest, "-n", "0", "tests/contrib/releases/test_private_names.py")
     env = {"JOBS_TEST_COMBINATION": "1", "JOBS_TEST_POSTGRES": packages.get("PostgreSQL", "")}
     session.run(*pytest, "-n", "0", "tests/acceptance/test_matrix.py", "-k", "combination", env=env)
 

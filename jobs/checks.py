@@ -16,7 +16,7 @@ from django.db import connections, router
 
 from jobs import conf as project
 from jobs import extensions, store
-from jobs.conf import Celery, celery_private, conf, import_tasks, is_ours, problems
+from jobs.conf import Celery, conf, import_tasks, is_ours, problems
 from jobs.models import Job, tables
 
 #: What each check says -> the cure. E is an error: no worker starts with it. W is a warning.
@@ -48,8 +48,6 @@ E015 The server of the database {alias!r} cannot skip locked rows: claims would 
   -> Use MySQL 8.0.1, MariaDB 10.6 or newer.
 E016 The setting task_serializer is {serializer!r}, and a job's arguments are JSON: every call would raise.
   -> Remove the setting; the tasks that need it keep their own, serializer='{serializer}', with JOBS['EXCLUDE'].
-E018 Other packages changed what jobs relies on, and is private to them: {names}.
-  -> Install the releases that jobs is tested with ({tested}), or a newer jobs.
 E019 A task of the project cannot be declared: {exc}
   -> Correct the declaration that it names; no worker starts, and no process that imports it.
 E021 JOBS[{name!r}] is set, and {app}, which alone reads it, is not installed.
@@ -209,8 +207,6 @@ def driver(app: Celery) -> str | None:
 @_careful
 def check_worker(worker: Any) -> Iterator[CheckMessage]:
     pool = pool_of(worker)
-    if gone := celery_private.missing():
-        yield say("E018", names="; ".join(gone), tested=celery_private.tested())
     if pool in ("gevent", "eventlet"):
         yield say("E003", pool=pool)
     if pool == "prefork" and getattr(worker, "pool_start_method", "fork") != "fork":

@@ -6,7 +6,7 @@ import ast
 import re
 from functools import cache
 
-from jobs.conf import celery_private
+from jobs.contrib.releases import private_names
 from tests.helpers.harness import ROOT
 
 FILES = sorted(ROOT.joinpath("jobs").rglob("*.py"))
@@ -53,7 +53,7 @@ def _named(file):
 
 def test_nothing_private_is_used_that_is_not_listed():
     """An attribute that begins with ``_``, of something that is neither ours nor the object itself."""
-    listed = {name.replace(":", ".").rpartition(".")[2] for name, _, _ in celery_private.entries()}
+    listed = {name.replace(":", ".").rpartition(".")[2] for name, _, _ in private_names.entries()}
     # Django documents the first three; the others are Python's.
     listed |= {
         "_meta",
@@ -83,8 +83,8 @@ def test_nothing_private_is_used_that_is_not_listed():
         files = [ROOT.joinpath(*name.split(".")).with_suffix(".py") for name in near]
         inherited = {name for each in files if each.exists() for name in _named(each)}
         read = [node for node in read if getattr(node.value, "id", "") != "self" or node.attr not in inherited]
-        private_names = [node for node in read if re.match(r"_(?!_|jobs)", node.attr)]
-        found |= {f"{file.name}:{node.lineno}": node.attr for node in private_names}
+        unlisted = [node for node in read if re.match(r"_(?!_|jobs)", node.attr)]
+        found |= {f"{file.name}:{node.lineno}": node.attr for node in unlisted}
     assert found == {}
 
 

@@ -12,7 +12,7 @@ from django.db import connection, connections
 
 from jobs import checks, extensions, store
 from jobs import conf as project
-from jobs.conf import celery_private, celery_settings, conf, problems
+from jobs.conf import celery_settings, conf, problems
 from tests.helpers.checked import Router, app, body, ids, worker
 
 pytestmark = pytest.mark.usefixtures("only_their_own_tasks")
@@ -135,11 +135,6 @@ def test_the_options_of_tasks_are_checked_without_a_worker(monkeypatch):
     own.task(name="t.pickled", serializer="pickle")(body)
     monkeypatch.setattr(project, "celery_app", lambda: own)
     assert ids(checks.check_tasks()) == ["jobs.E010"]
-
-
-def test_a_worker_does_not_start_without_it(monkeypatch):
-    monkeypatch.setattr(celery_private, "PRIVATE", "billiard.pool:Worker.gone self | pool.py: something")
-    assert ids(checks.for_worker(worker())) == ["jobs.E018"]
 
 
 def test_a_database_in_memory(settings, monkeypatch):

@@ -5,15 +5,13 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Iterator
-from importlib.metadata import version
-from platform import python_version
 from typing import Any
 
 from celery.utils.functional import maybe_list
 from django.apps import apps
 from django.conf import settings
 from django.core.checks import CheckMessage
-from django.db import connections, router
+from django.db import router
 from kombu.transport import TRANSPORT_ALIASES
 from kombu.utils.url import maybe_sanitize_url
 
@@ -21,7 +19,6 @@ from jobs import store
 from jobs.calling.options import says_how_to_retry
 from jobs.checks import (
     OF_APP,
-    OF_DATABASE,
     OF_SETTINGS,
     OF_TASKS,
     OF_WORKER,
@@ -31,10 +28,9 @@ from jobs.checks import (
     pool_of,
     say,
 )
-from jobs.conf import celery_private, conf, did_you_mean, is_stock, task_option_names
+from jobs.conf import conf, did_you_mean, is_stock, task_option_names
 from jobs.conf import own_tasks as jobs_own
 from jobs.models import Job, tables
-from jobs.store.postgresql import PostgreSQL
 
 add_texts("""
 E017 The broker URL {url!r} names no transport that there is{close}
@@ -59,8 +55,6 @@ W017 Markers are kept for {kept:g} s, and jobs of these tasks may still be retri
   -> Set JOBS['MARKER_RETENTION'] above JOBS['RETENTION_FAILED'] and above all their retries; None keeps them.
 W018 JOBS[{name!r}] is {seconds:g} seconds: what is older is deleted.
   -> For days write datetime.timedelta(days={seconds:g}). Silence this if seconds are meant.
-W022 jobs was not tested with {names}.
-  -> What it needs of them is there. Install {tested}, or watch this worker.
 W032 The pool of the database {alias!r} has {size} connections for each process, and a worker's need {needed}: what gets
      none within the pool's timeout fails.
   -> Set OPTIONS = {{'pool': {{'max_size': {needed}}}}} or more, or remove the pool: workers keep their connections.
@@ -76,9 +70,6 @@ SHORT = 3600.0  #: To keep a history for fewer seconds is a mistake: days were m
 
 #: Options of Celery's that are no negative numbers.
 NUMBERS = "max_retries default_retry_delay retry_backoff retry_backoff_max soft_time_limit time_limit".split()
-
-#: Releases of PostgreSQL whose servers the tests were run on.
-SERVERS = (15, 16, 18)
 
 #: Celery's settings, and the values with which a worker survives an outage of its broker.
 ABOUT_OUTAGES = {
@@ -170,21 +161,8 @@ def _unknown_transport(url: str) -> str:
     return "" if scheme in TRANSPORT_ALIASES or "." in scheme else did_you_mean(scheme, TRANSPORT_ALIASES)
 
 
-@OF_DATABASE.append
-def untested_server(alias: str) -> Iterator[CheckMessage]:
-    connection: Any = connections[alias]
-    if isinstance(store.of(alias), PostgreSQL) and (major := connection.pg_version // 10_000) not in SERVERS:
-        yield say("W022", names=f"PostgreSQL {major}", tested=f"PostgreSQL {' or '.join(map(str, SERVERS))}")
-
-
 @OF_WORKER.append
 def unusual(worker: Any) -> Iterator[CheckMessage]:
-    here = {name: python_version() if name == "Python" else version(name) for name in celery_private.TESTED}
-    minor = {name: ".".join(release.split(".")[:2]) for name, release in here.items()}
-    if untested := [
-        f"{name} {here[name]}" for name, tested in celery_private.TESTED.items() if minor[name] not in tested
-    ]:
-        yield say("W022", names=", ".join(untested), tested=celery_private.tested())
     pool = pool_of(worker)
     for alias in conf().DATABASES if pool in ("thread", "solo") else ():
         # Each thread that runs jobs keeps one; stock tasks run beside them.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import re
 
 import celery
 import pytest
@@ -13,10 +12,8 @@ from django.db import connections
 
 from jobs import checks, store
 from jobs import conf as project
-from jobs.conf import celery_private, conf, problems
-from jobs.contrib.advice import checks as advice
+from jobs.conf import conf, problems
 from tests.helpers.checked import Router, app, body, ids, worker
-from tests.helpers.harness import ROOT
 
 pytestmark = pytest.mark.usefixtures("only_their_own_tasks")
 
@@ -63,28 +60,6 @@ def test_another_isolation_level(settings, monkeypatch):
     for level, expected in ((None, []), (2, []), (3, ["jobs.W004"]), (4, ["jobs.W004"])):
         monkeypatch.setitem(settings.DATABASES["default"]["OPTIONS"], "isolation_level", level)
         assert ids(checks.check_settings()) == expected
-
-
-def test_a_worker_on_another_release_says_so(monkeypatch):
-    monkeypatch.setattr(celery_private, "TESTED", {"celery": ["5.4"]})
-    assert ids(checks.for_worker(worker())) == ["jobs.W022"]
-
-
-def test_servers_that_were_tested_are_debians_and_those_of_the_combinations():
-    named = re.findall(r'"PostgreSQL": "(\d+)"', (ROOT / "noxfile.py").read_text())
-    assert {15, *map(int, named)} == {*advice.SERVERS}
-
-
-@pytest.mark.database
-@pytest.mark.django_db
-def test_a_worker_on_another_server_says_so(monkeypatch):
-    """The supervisor asks: the worker's main process holds no connection when it forks."""
-    assert checks.ask_databases(databases=["default"]) == []
-    monkeypatch.setattr(advice, "SERVERS", (9,))
-    assert checks.for_worker(worker()) == []
-    found = checks.ask_databases(databases=["default"])
-    assert ids(found) == (["jobs.W022"] if connections["default"].vendor == "postgresql" else [])
-    assert all("PostgreSQL 9" in message.hint for message in found)
 
 
 def test_a_retention_of_days_that_are_seconds(settings):

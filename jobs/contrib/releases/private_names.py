@@ -13,15 +13,6 @@ from typing import Any
 
 from jobs import extensions
 
-#: The releases that the tests run with; ``noxfile.py`` has the combinations.
-TESTED = {
-    "Python": ["3.11", "3.12", "3.13"],
-    "Django": ["5.2", "6.0", "6.1"],
-    "celery": ["5.5", "5.6", "5.7"],
-    "kombu": ["5.5", "5.6", "5.7"],
-    "billiard": ["4.2", "4.3"],
-}
-
 #: The name, the release that introduced it (before that the code does without it), its first
 #: parameters (``-``: it is no function), the file here, and what it is used for. Extensions have such lists, too.
 PRIVATE = """
@@ -110,10 +101,6 @@ def _release(text: str) -> list[int]:
 def missing() -> list[str]:
     """The names that are gone, or have other parameters, with what they were used for."""
     return [f"{name} ({purpose})" for name, parameters, purpose in entries() if not _is_there(name, parameters)]
-
-
-def tested() -> str:
-    return ", ".join(f"{name} {' or '.join(releases)}" for name, releases in TESTED.items())
 
 
 def _is_there(name: str, parameters: list[str] | None) -> bool:

@@ -1,0 +1,1 @@
+"""Whether what is installed is what jobs was tested with, and has the private names that it uses."""
