@@ -5,22 +5,25 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from django.db import connections
 
+from jobs import extensions
 from jobs.store import databases
 
-_NOTIFY = b"SELECT pg_notify($1, told) FROM json_array_elements_text($2) AS told"
+NOTIFY = b"SELECT pg_notify($1, told) FROM json_array_elements_text($2) AS told"
 
 #: Seconds for which the server keeps its plans: a plan made for an empty table would read all of a full one.
 PLANNED = 1.0
 
 
 class Session:
-    """A connection to PostgreSQL with its own cursor: Django's binds values in the client, and prepares nothing."""
+    """A connection to PostgreSQL with its own cursor: Django's binds values in the client, and prepares nothing.
+
+    For another driver than psycopg 3 an extension has a class of its own.
+    """
 
     #: Raises Django's exceptions; it belongs to the wrapper that has the connection at the moment.
     wrap: Any
@@ -63,7 +66,7 @@ class Session:
         """The statement's text is always the same: ``pg_stat_statements`` keeps each text of a NOTIFY."""
         values = [channel.encode(), json.dumps([*payloads], ensure_ascii=False).encode()]
         with self.wrap:
-            self._checked(self.cursor.connection.pgconn.exec_params(_NOTIFY, values))
+            self._checked(self.cursor.connection.pgconn.exec_params(NOTIFY, values))
 
     def insert(self, sql: str, values: Sequence[str | None]) -> int:
         """Execute an INSERT of texts, and return how many rows it made.
@@ -126,59 +129,6 @@ class Session:
         return result
 
 
-class PlainSession(Session):
-    """The same over psycopg2: it binds in the client, prepares nothing, and tracks its transaction itself."""
-
-    BEGIN = COMMIT = ""
-
-    def __init__(self, connection: Any) -> None:
-        self.raw, self._connection = connection.connection, connection
-        with self._execute("SELECT pg_backend_pid()") as cursor:
-            self.is_direct = cursor.fetchone()[0] == self.raw.info.backend_pid
-        self.backend = self.raw.info.backend_pid if self.is_direct else None
-
-    @contextmanager
-    def _execute(self, sql: str, values: Any = None, as_text: bool = False) -> Iterator[Any]:
-        # Django's, which knows the time zone.
-        with self._connection.wrap_database_errors, self._connection.create_cursor() as cursor:
-            if as_text:
-                from psycopg2.extras import register_default_json
-
-                # Else psycopg2 decodes JSON.
-                register_default_json(cursor, loads=str)
-            cursor.execute(sql, values)
-            yield cursor
-
-    def fetch(self, sql: str, values: Any) -> list[Any]:
-        with self._execute(sql, values) as cursor:
-            return list(cursor.fetchall())
-
-    def execute(self, sql: str, values: Any) -> int:
-        with self._execute(sql, values) as cursor:
-            return int(cursor.rowcount)
-
-    insert = execute
-
-    def notify(self, channel: str, payloads: Iterable[str]) -> None:
-        sql = _NOTIFY.decode().replace("$1", "%s").replace("$2", "%s")
-        self.fetch(sql, [channel, json.dumps([*payloads], ensure_ascii=False)])
-
-    def prepared(self, statement: str) -> str:
-        return ""
-
-    def literal(self, text: str) -> str:
-        from psycopg2.extensions import adapt
-
-        quoted = adapt(text)
-        quoted.prepare(self.raw)
-        return str(quoted.getquoted().decode())
-
-    def send(self, sql: str) -> str | None:
-        with self._execute(sql, as_text=True) as cursor:
-            row = cursor.fetchone() if cursor.description else None
-            return None if row is None or row[0] is None else str(row[0])
-
-
 def _is_green() -> bool:
     """Whether this process runs gevent's greenlets: a wait inside libpq would block all of them."""
     gevent = sys.modules.get("gevent.monkey")
@@ -190,8 +140,8 @@ def session_of(using: str) -> Session:
     if connection.connection is None:
         connection.ensure_connection()
     raw = connection.connection
-    # An object of psycopg2 takes no attributes.
-    kind, owner = (Session, raw) if databases.has_libpq(connection) else (PlainSession, connection)
+    # The connection of another driver may take no attributes.
+    kind, owner = (Session, raw) if databases.has_libpq(connection) else (extensions.instead(Session), connection)
     session: Session | None = getattr(owner, "_jobs_session", None)
     if session is None or session.raw is not raw:
         with connection.wrap_database_errors:

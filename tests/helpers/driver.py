@@ -11,6 +11,7 @@ from django.db import connection
 from django.db.backends.utils import CursorWrapper
 from django.test.utils import CaptureQueriesContext
 
+from jobs import extensions
 from jobs.store import sessions
 
 try:
@@ -55,9 +56,9 @@ def executed(monkeypatch: Any) -> Iterator[list[str]]:
 
         return noted
 
-    places: list[tuple[type[Any], str]] = [(sessions.PlainSession, "_execute"), (CursorWrapper, "execute")]
-    if IS_3:
-        places = [(psycopg.Cursor, "execute"), (sessions.Session, "send")]
+    places: list[tuple[type[Any], str]] = [(psycopg.Cursor, "execute"), (sessions.Session, "send")]
+    if not IS_3:
+        places = [(extensions.instead(sessions.Session), "_execute"), (CursorWrapper, "execute")]
     with monkeypatch.context() as patch:
         for owner, name in places:
             patch.setattr(owner, name, note(getattr(owner, name)))

@@ -17,7 +17,7 @@ from django.db.models.functions import Cast, Concat, Now
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from jobs import store
+from jobs import extensions, store
 from jobs.calling.calls import rank_of
 from jobs.lifecycle import claims, transitions
 from jobs.lifecycle.claims import Claimer
@@ -901,7 +901,7 @@ def explained_generically(sql: str, values: dict) -> str:
 
 def statements_of(action) -> list[str]:
     """What it reads and writes of jobs: what goes past Django's cursor, then the rest as Django says it."""
-    kind, asked = sessions.PlainSession if driver.is_plain() else sessions.Session, []
+    kind, asked = extensions.instead(sessions.Session) if driver.is_plain() else sessions.Session, []
     send = kind.send
     with CaptureQueriesContext(connection) as queries, pytest.MonkeyPatch.context() as patch:
         patch.setattr(kind, "send", lambda session, sql: (asked.append(sql), send(session, sql))[1])
