@@ -144,7 +144,6 @@ class Task(celery.Task):
         own: Any = cls.__call__
         if own is not Task.__call__ and not hasattr(own, "receives"):
             cls.own_call, cls.__call__ = own, _receiving(own)  # type: ignore[method-assign]
-        outbox.install(app)
 
     @classmethod
     def _decide_limits(cls, app: Any) -> None:

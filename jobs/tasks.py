@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from celery import shared_task
-from celery.exceptions import SoftTimeLimitExceeded, TaskPredicate
-from kombu.exceptions import OperationalError
+from celery.exceptions import TaskPredicate
 
 from jobs import extensions
 from jobs.backend import exception_of
@@ -41,22 +40,3 @@ def _last_of(job: Job) -> Job | None:
     if not (isinstance(job.options, dict) and job.options.get("replaced")):
         return job
     return Job.objects.using(job._state.db).filter(pk=job.replay_of).first() if job.replay_of else None
-
-
-@shared_task(
-    base=Task,
-    bind=True,
-    name="jobs.send",
-    atomic=False,
-    ignore_result=True,
-    # A broker may take the call and say nothing.
-    soft_time_limit=30,
-    time_limit=60,
-    autoretry_for=(OperationalError, OSError, SoftTimeLimitExceeded),
-    max_retries=None,
-    retry_backoff=True,
-    retry_backoff_max=60,
-)
-def send(self: Any, name: str, args: list[Any], kwargs: dict[str, Any], options: dict[str, Any]) -> None:
-    """Send a message for a task that is not ours, at least once."""
-    self.app.send_task(name, args, kwargs, **{**options, "retry": False})

@@ -1,32 +1,24 @@
-"""Record jobs in the caller's transaction; after its commit, notify the workers and send the signals.
-
-In some blocks every call becomes a row of the transaction, also a call of a stock task, which is a message.
-"""
+"""Record jobs in the caller's transaction; after its commit, notify the workers and send the signals."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from contextvars import ContextVar
-from functools import partial
 from typing import Any
 
 from celery import signals as celery_signals
 from django.db import Error, IntegrityError, connections, transaction
-from kombu.utils.uuid import uuid
 
 from jobs import extensions, signals, store
 from jobs.calling import request
-from jobs.conf import reads_rows
 from jobs.conf.syncpoints import reach
-from jobs.lifecycle import transitions, unique, wakeups
-from jobs.lifecycle.run import current_job
+from jobs.lifecycle import unique, wakeups
 from jobs.models import Job, State
 from jobs.models.columns import Part, named
-from jobs.models.values import jsonable, storable
 from jobs.store import databases
 
-#: The database that gets all calls of a block as rows, also those of stock tasks (:func:`calls_are_rows`).
+#: The database that gets all calls of a block as rows, also those of stock tasks (``contrib/stock_calls``).
 following: ContextVar[str | None] = ContextVar("jobs.following", default=None)
 
 #: Options that make a call part of a canvas.
@@ -212,47 +204,3 @@ def _tell_celery(app: Any, job: Job) -> None:
             exchange=options.get("exchange", ""),
             routing_key=options.get("routing_key", job.queue),
         )
-
-
-# Blocks whose calls are all rows
-
-#: Options of a call that are live objects, which a row cannot keep.
-_LOCAL = ("producer", "connection", "publisher", "router", "result_cls", "task_type", "add_to_parent")
-
-
-@contextmanager
-def calls_are_rows(using: str) -> Iterator[None]:
-    """All calls of the block become rows of this database, also those of stock tasks, whose message a job sends."""
-    with transaction.atomic(using=using, savepoint=False):
-        token = following.set(using)
-        try:
-            yield
-        finally:
-            following.reset(token)
-
-
-def install(app: Any) -> None:
-    """Make ``app.send_task`` respect transactions; called when the first of our tasks is bound to the app."""
-    if "send_task" not in vars(app):
-        app.send_task = partial(send, app)
-
-
-def send(app: Any, name: str, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
-    """Replaces ``app.send_task``: in such a block a job (``jobs.send``) sends the message after the commit."""
-    using = following.get()
-    if using is None and options.get("chord") and reads_rows(app) and databases.in_transaction(databases.job_alias()):
-        # A part of a chord whose rows are not committed yet: the part might end before the commit.
-        using = databases.job_alias()
-    if using is None:
-        return type(app).send_task(app, name, args, kwargs, **options)
-    task_id = options.get("task_id") or uuid()
-    kept = {key: value for key, value in options.items() if value is not None and key not in _LOCAL}
-    call = [name, list(args or ()), dict(kwargs or {}), storable({**kept, "task_id": task_id}, "the options")]
-    job = current_job()
-    queue = job.queue if job else app.conf.task_default_queue
-    sender = app.tasks["jobs.send"]
-    sent = Job(task=sender.name, args=jsonable(call, "the call"), queue=queue)
-    for called in sender.call_hooks:
-        called(sender, sent)
-    transitions.add_own(sent.task, sent.args, using, queue, job)
-    return app.AsyncResult(task_id)

@@ -240,7 +240,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def own_tasks() -> frozenset[str]:
     """The tasks of this app: the core's (``jobs.tasks``), and those that extensions list (``TASKS``)."""
     listed = [getattr(import_module(name), "TASKS", ()) for name in extensions.folders()]
-    return frozenset({"jobs.same", "jobs.send"}.union(*listed))
+    return frozenset({"jobs.same"}.union(*listed))
 
 
 @lru_cache(maxsize=1000)

@@ -22,10 +22,10 @@ from django.db.models import Count, Exists, OuterRef, QuerySet
 from django.db.models.functions import Now
 
 from jobs.calling import outbox
-from jobs.calling.outbox import calls_are_rows
 from jobs.conf import conf, is_ours
 from jobs.conf.logs import logger
 from jobs.contrib.batches.models import Batch
+from jobs.contrib.stock_calls.sending import calls_are_rows
 from jobs.errors import LostLease
 from jobs.lifecycle import transitions
 from jobs.lifecycle.run import current_job, current_run

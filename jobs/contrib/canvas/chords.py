@@ -17,6 +17,7 @@ from jobs.calling import outbox
 from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.contrib.canvas.models import Chord, ChordPart
+from jobs.contrib.stock_calls.sending import calls_are_rows
 from jobs.lifecycle.transitions import now_plus
 from jobs.models.values import decoded, jsonable
 
@@ -46,7 +47,7 @@ def on_chord_part_return(app: Celery, request: Any, state: str, result: Any, **k
     error = repr(result) if state in states.PROPAGATE_STATES else ""
     value = None if error else jsonable(result, "the result")
     for alias in dict.fromkeys([*filter(None, [within]), *conf().DATABASES]):
-        with outbox.calls_are_rows(alias):
+        with calls_are_rows(alias):
             if count(app, request.chord, request.group, request.id, alias, value, error):
                 return
     logger.warning("the chord %s of %s is not known here", request.group, request.id, extra={"action": "no_chord"})

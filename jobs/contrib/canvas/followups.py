@@ -23,9 +23,9 @@ from django.db.models import Exists, OuterRef
 
 from jobs.backend import exception_of
 from jobs.calling import request
-from jobs.calling.outbox import calls_are_rows
 from jobs.conf import celery_app, reads_rows
 from jobs.contrib.canvas import chords
+from jobs.contrib.stock_calls.sending import calls_are_rows
 from jobs.lifecycle.run import Run
 from jobs.lifecycle.transitions import add_own
 from jobs.models import ENDED, LIVE, Job, State

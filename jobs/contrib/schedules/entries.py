@@ -20,9 +20,9 @@ from celery.schedules import crontab
 from django.apps import apps
 from django.db.models import F
 
-from jobs.calling.outbox import calls_are_rows
 from jobs.conf import conf, did_you_mean, is_ours, reads_rows
 from jobs.contrib.schedules.ticks import Ticks
+from jobs.contrib.stock_calls.sending import calls_are_rows
 from jobs.models.values import as_uuid
 from jobs.store import databases
 

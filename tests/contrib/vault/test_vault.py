@@ -22,12 +22,12 @@ from django.utils import timezone
 
 from jobs import Task
 from jobs.calling import calls
-from jobs.calling.outbox import calls_are_rows
 from jobs.conf import problems, sentry
 from jobs.contrib.aio import sentry as scopes
 from jobs.contrib.grouped.runner import GroupingRunner
 from jobs.contrib.operator import problems as operator_problems
 from jobs.contrib.operator import status
+from jobs.contrib.stock_calls.sending import calls_are_rows
 from jobs.contrib.vault import commands, seal
 from jobs.contrib.vault.tokens import encrypt, revealed
 from jobs.extensions import through
