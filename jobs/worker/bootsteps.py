@@ -28,7 +28,6 @@ from jobs.store import databases, write_mutex
 from jobs.store.identity import Identity, NotAdopted
 from jobs.worker import executors, pool, runner
 from jobs.worker.broker import ConsumerStep, repeat
-from jobs.worker.stop import alarm
 from jobs.worker.watchdog import supervisor
 
 #: Seconds between two complaints while the database cannot be reached at the start of a worker, and between two looks
@@ -103,7 +102,6 @@ class NodeStep(bootsteps.StartStopStep):
     def close(self, parent: Any) -> None:
         """Called however the worker was told to stop: by a signal, by remote control, by an error."""
         worker_state.note_stop()
-        alarm.stop_steps()
 
     def stop(self, parent: Any) -> None:
         """Wait for the bodies that run in threads."""
@@ -181,13 +179,7 @@ def _on_init(sender: Any = None, **kwargs: Any) -> None:
         sender.soft_time_limit = None
 
 
-@signals.worker_shutdown.connect(dispatch_uid="jobs.worker.bootsteps")
-def _on_shutdown(**kwargs: Any) -> None:
-    alarm.stop()
-
-
 @signals.worker_shutting_down.connect(dispatch_uid="jobs.worker.bootsteps")
-def _on_shutting_down(how: str = "", **kwargs: Any) -> None:
+def _on_shutting_down(**kwargs: Any) -> None:
     # At once: Celery's consumer stops later, and no process may begin another job.
     worker_state.note_stop()
-    alarm.start()

@@ -54,8 +54,8 @@ def give_back(broker, how: str) -> None:
 @pytest.mark.quick
 @pytest.mark.brokers("redis", "rabbitmq")
 @pytest.mark.parametrize("how", ["refuses", again("hangs")])
-@guard("jobs.worker.broker:_replace_dead", case="refuses")
-@guard("jobs.worker.broker:_replace_in_call", case="hangs")
+@guard("jobs.contrib.broker_outages.outages:_replace_dead", case="refuses")
+@guard("jobs.contrib.broker_outages.outages:_replace_in_call", case="hangs")
 def test_broker_away_from_the_start(ledger, broker, how):
     """It refuses connections, or takes them and never answers.
 
@@ -72,7 +72,7 @@ def test_broker_away_from_the_start(ledger, broker, how):
 
 @pytest.mark.brokers("redis", "rabbitmq")
 @pytest.mark.parametrize("how", ["refuses", again("hangs")])
-@guard("jobs.worker.broker:_replace_dead", case="refuses")
+@guard("jobs.contrib.broker_outages.outages:_replace_dead", case="refuses")
 def test_broker_away_during_the_run(ledger, broker, how):
     """As above; with a stock task before and after it.
 
@@ -107,7 +107,7 @@ def test_broker_restarted_again_and_again(ledger, broker):
 
 
 @pytest.mark.brokers("redis", "rabbitmq")
-@guard(Without("jobs.worker.broker:_despite_leftovers", "action"), case="redis")
+@guard(Without("jobs.contrib.broker_outages.outages:_despite_leftovers", "action"), case="redis")
 def test_broker_restarted_while_a_stock_body_runs(ledger, broker, tmp_path):
     """The body's message cannot be acknowledged any more, on a connection that is gone; RabbitMQ delivers it again.
 
@@ -147,7 +147,7 @@ def test_broker_emptied(ledger, broker):
 
 
 @pytest.mark.brokers("redis", "rabbitmq")
-@guard("jobs.worker.broker:_replace_dead", case="redis")
+@guard("jobs.contrib.broker_outages.outages:_replace_dead", case="redis")
 def test_broker_that_refuses_the_worker(ledger, broker):
     """The worker looks for a virtual host that is not there, and says so.
 

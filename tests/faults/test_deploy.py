@@ -75,7 +75,7 @@ def test_stopped_once(ledger, number):
 
 
 @pytest.mark.brokers("redis", "rabbitmq")
-@guard("jobs.worker.stop:Alarm.start")
+@guard("jobs.contrib.broker_outages.alarm:Alarm.start")
 def test_stopped_while_the_broker_says_nothing(ledger, broker):
     """It takes connections, and what is sent on them, and never answers: Celery waits for that without a bound.
 

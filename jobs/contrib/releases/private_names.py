@@ -58,10 +58,6 @@ celery.fixups.django:DjangoWorkerFixup.on_task_postrun self sender | bootsteps.p
 celery.worker.worker:WorkController.wait_for_soft_shutdown self | broker.py: a soft stop waits for jobs
 celery.worker.consumer:Consumer.add_task_queue self queue | broker.py: processes claim from the same queues
 celery.worker.consumer:Consumer.cancel_task_queue self queue | broker.py: the same
-celery.worker.consumer:Consumer.ensure_connected self conn | broker.py: dead processes are replaced meanwhile
-celery.worker.consumer:Consumer.create_task_handler self | broker.py: a late acknowledgement ends no worker
-celery.worker.consumer:Consumer.on_connection_error_after_connected self exc | broker.py: nor does a lost connection
-celery.worker.consumer:Consumer.shutdown self           | broker.py: a broker that says nothing ends no stop
 celery.app.task:Task._get_app                           | task.py: the app that a task is bound to
 celery.app.task:Task._get_exec_options self             | calls.py: the options of a call
 celery.app.task:Task._dump_pydantic_arguments@5.7 -     | celery_releases.py: arguments that are pydantic models

@@ -1,14 +1,13 @@
-"""A committed job is run, whatever becomes of its caller, its broker, and its connection."""
+"""A committed job is run, whatever becomes of its caller, and its connection."""
 
 from __future__ import annotations
 
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
-from celery import current_app, shared_task
+from celery import shared_task
 from django.db import connection
 
 from jobs.models import Job
@@ -23,7 +22,7 @@ from tests.helpers.harness import (
     wait_reached,
     wait_state,
 )
-from tests.helpers.servers import RabbitMQ, Redis, wait_for
+from tests.helpers.servers import wait_for
 from tests.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -39,16 +38,6 @@ def test_countdown_and_retry_come_back_when_their_time_has_come():
     assert (first.finished_at - first.created_at).total_seconds() >= 1
     assert (second.state, second.retries, second.result) == ("succeeded", 2, 2)
     assert effects() == {"future": 1, "retried": 1}
-
-
-@pytest.mark.parametrize("headers", [{}, {"id": "1"}])
-def test_a_message_that_cannot_be_read_ends_no_worker(headers):
-    with Worker(concurrency=1) as worker, current_app.connection_for_write() as broker:
-        message = {"headers": {"task": "tests.tasks.effect", **headers}, "serializer": "json"}
-        broker.Producer().publish(["no kwargs"], routing_key=current_app.conf.task_default_queue, **message)
-        wait_for(lambda: "Received invalid task message" in worker.text(), 20, worker.text)
-        by_name = current_app.send_task("tests.tasks.effect", ("a",))
-        wait_for(lambda: effects() == {"a": 1}, 20, by_name.id)
 
 
 ENQUEUER = """
@@ -102,34 +91,6 @@ def test_pool_smoke(pool):
         assert Job.objects.get(pk=failing.id).error["type"] == "SystemExit"
         assert worker.stop() == 0
     assert effects() == {**{f"k{n}": 1 for n in range(10)}, "r": 1}
-
-
-@pytest.mark.slow
-@pytest.mark.servers
-@pytest.mark.parametrize("how", ["kill", "pause"])
-@pytest.mark.parametrize("kind", [Redis, RabbitMQ])
-def test_jobs_go_on_while_the_broker_is_away(kind, how, use_broker, request):
-    """Paused, the kernel still accepts connections, and nobody answers."""
-    server = request.getfixturevalue(f"{kind.name}_server")
-    use_broker(server.url)
-    with Worker() as worker:
-        wait_ended(tasks.effect.delay("warm").id)
-        getattr(server, how)()
-        try:
-            slowest, results = 0.0, []
-            for n in range(50):
-                began = time.monotonic()
-                results.append(tasks.effect.delay(f"k{n}"))
-                slowest = max(slowest, time.monotonic() - began)
-            assert slowest < 1.0
-            wait_ended(*[result.id for result in results], timeout=20)
-        finally:
-            server.start() if how == "kill" else server.resume()
-        assert worker.process.poll() is None
-        # What is not a job comes when the broker is back.
-        tasks.stock.delay("stock")
-        wait_for(lambda: effects()["stock"], 40, "a stock task ran")
-    assert effects() == {"warm": 1, "stock": 1, **{f"k{n}": 1 for n in range(50)}}
 
 
 @shared_task

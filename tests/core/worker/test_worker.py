@@ -14,14 +14,11 @@ import pytest
 from django.conf import settings
 from django.core.checks import run_checks
 from django.db import connection
-from kombu import Message
-from vine import promise
 
 from jobs.conf import syncpoints
 from jobs.conf.logs import log
 from jobs.lifecycle.worker_state import is_alive
 from jobs.models import Node
-from jobs.worker.broker import _despite_leftovers
 from tests import tasks
 from tests.helpers import fork_server
 from tests.helpers.harness import ROOT, Worker, environment, wait_ended
@@ -215,14 +212,3 @@ def test_a_fork_ends_as_another_process_does(tmp_path):
     killed.kill()
     assert killed.wait(20) == -signal.SIGKILL
     assert all(isinstance(each, fork_server.Forked) for each in (killed, start("this")))
-
-
-def test_the_pool_knows_our_acknowledgements():
-    """While it stops it lets out only what it takes for one, and keeps the others until all bodies have ended."""
-    from celery.concurrency import prefork
-
-    if not hasattr(prefork, "_is_ack_callback"):
-        pytest.skip("this Celery lets out everything")
-    message = Message(body="", channel=None)
-    for action in (message.ack_log_error, message.reject_log_error):
-        assert prefork._is_ack_callback(promise(_despite_leftovers(action)))

@@ -9,7 +9,7 @@ import threading
 import pytest
 from celery.exceptions import WorkerShutdown
 
-from jobs.worker.stop import PATIENCE, PATIENCE_LOST, TICK, Alarm, BrokerSilent, call_to_broker
+from jobs.contrib.broker_outages.alarm import PATIENCE, PATIENCE_LOST, TICK, Alarm, BrokerSilent, call_to_broker
 
 
 def call_in(*modules: str):
