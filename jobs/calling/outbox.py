@@ -186,14 +186,6 @@ def hook_of(connection: Any) -> AfterCommit | None:
     return hook
 
 
-def notify_after(using: str, name: str) -> None:
-    """Notify about something other than a job, after the commit of the current transaction."""
-    if (hook := hook_of(connections[using])) is not None:
-        hook.queues.append(name)
-        if not connections[using].in_atomic_block:
-            hook()
-
-
 def _tell_celery(app: Any, job: Job) -> None:
     options = job.options
     with extensions.around("publishing"):

@@ -10,7 +10,7 @@ from django.db.models import Exists, OuterRef
 from django.db.models.functions import Now
 
 from jobs import store
-from jobs.calling.outbox import notify_after
+from jobs.calling.outbox import hook_of
 from jobs.conf import conf
 from jobs.events.doors import WAKEUP
 from jobs.events.services import service
@@ -70,8 +70,16 @@ def insert(
         store.of(using).lock_names([f"told {locked}"])
     with connections[using].cursor() as cursor:
         cursor.execute(f"INSERT INTO jobs_event ({', '.join(_TOLD)}) {source}", values)
-    notify_after(using, WAKEUP)
+    _notify_after(using)
     return key
+
+
+def _notify_after(using: str) -> None:
+    """Notify the relays after the commit of the current transaction."""
+    if (hook := hook_of(connections[using])) is not None:
+        hook.queues.append(WAKEUP)
+        if not connections[using].in_atomic_block:
+            hook()
 
 
 # Jobs that wait behind others

@@ -51,10 +51,6 @@ def workers(nodes: QuerySet[Node] | None = None) -> list[Any]:
     return look_at(nodes.annotate(age=age_of("started_at")).order_by("started_at"))
 
 
-def has_workers() -> bool:
-    return any(node.takes_jobs for node in workers())
-
-
 def look_at(nodes: Iterable[Any]) -> list[Any]:
     """Add to each node what its row does not have: its ``silence``, and whether it ``is_alive`` and ``takes_jobs``.
 

@@ -7,7 +7,7 @@ import math
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from django.db import router
 from django.db.models import Model, QuerySet, Subquery
@@ -19,7 +19,7 @@ from jobs.conf.logs import logger
 from jobs.idempotency import locks
 from jobs.inspection.counts import MOST, workers
 from jobs.inspection.times import duration
-from jobs.lifecycle.display import Shown, shown
+from jobs.lifecycle.display import shown
 from jobs.models import Job, Node, Pause, State
 from jobs.store import databases
 
@@ -44,14 +44,6 @@ class Reason:
     def __init__(self, code: str, says: str, cure: str = "", words: Any = None, **evidence: Any) -> None:
         self.code, self.says, self.cure = code, says % {**evidence, **(words or {})}, cure
         self.evidence = {name: _plain(value) for name, value in evidence.items()}
-
-    def veiled(self, seen: Shown) -> Self:
-        """Blank the job's redacted arguments: keys and errors may contain them."""
-        self.says, self.cure = seen.blanked(self.says), seen.blanked(self.cure)
-        self.evidence = {
-            name: seen.blanked(value) if isinstance(value, str) else value for name, value in self.evidence.items()
-        }
-        return self
 
 
 def _plain(value: Any) -> Any:

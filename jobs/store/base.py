@@ -115,8 +115,6 @@ class Store:
     has_notify = False
     #: The database has one writer at a time: a body that runs keeps every other writer waiting.
     has_one_writer = False
-    #: One session of the server can end another one.
-    has_sessions = False
     #: What a claim records of the server's session that serves it.
     session_id: Any = None
     #: A claim may begin behind the row claimed last, and so skip index entries that are not vacuumed yet.
@@ -200,11 +198,6 @@ class Store:
     def parts(self, table: str) -> list[str]:
         """The tables that hold the rows of a table, and its indexes and constraints."""
         return [table]
-
-    def constraints(self, table: str) -> set[str]:
-        """The names of the constraints and indexes that a table has."""
-        with self.connection.cursor() as cursor:
-            return set(self.connection.introspection.get_constraints(cursor, table))
 
     #: Whether ended jobs are stored apart from live ones, and are deleted together with all jobs of their day.
     is_divided: Any = False
@@ -437,11 +430,6 @@ class Store:
             question: ``locks`` (they lock this job's row), ``blocks`` (they block this session), ``old`` (seconds).
         """
         return []
-
-    @property
-    def may_write(self) -> bool:
-        """False while a running body keeps every other process from writing."""
-        return True
 
     def end_sessions(self, runs: Sequence[tuple[uuid.UUID, int]]) -> tuple[list[uuid.UUID], set[tuple[str, str]]]:
         """End the server's sessions of runs (job and lease) that are over. The job may have another run by now.

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import datetime
 import json
-import re
 import uuid
 from collections.abc import Callable, Collection
-from contextlib import closing
 from functools import cache
 from typing import Any
 
@@ -21,8 +19,6 @@ from jobs.store.base import Claim
 
 #: CURRENT_TIMESTAMP has whole seconds only.
 NOW = databases.NOW_SQLITE
-
-_CONSTRAINT = re.compile(r'\bCONSTRAINT "([^"]+)"')
 
 _READY = f"""
 FROM jobs_job
@@ -118,25 +114,3 @@ class SQLite(base.Store):
     def by_index(self, rows: QuerySet[Job], states: Collection[str]) -> QuerySet[Job]:
         """SQLite uses a partial index only if the query repeats the index's condition."""
         return rows.filter(state__in=UNSUCCESSFUL) if states and set(states) <= set(UNSUCCESSFUL) else rows
-
-    def constraints(self, table: str) -> set[str]:
-        # Django's introspection parses the definition of every table: a second for all of them.
-        with self.connection.cursor() as cursor:
-            cursor.execute("SELECT name, coalesce(sql, '') FROM sqlite_master WHERE tbl_name = %s", [table])
-            rows = cursor.fetchall()
-        return {name for name, _ in rows}.union(*(_CONSTRAINT.findall(sql) for _, sql in rows))
-
-    @property
-    def may_write(self) -> bool:
-        """A body holds the write lock as long as it runs."""
-        connection = self.connection
-        if connection.in_atomic_block:
-            return True
-        # In seconds: longer than the short transactions of maintenance.
-        options = connection.get_connection_params() | {"timeout": 0.5}
-        with closing(connection.Database.connect(**options)) as own:
-            try:
-                own.execute("BEGIN IMMEDIATE")
-            except connection.Database.OperationalError:
-                return False
-        return True

@@ -22,12 +22,11 @@ from django.db.transaction import TransactionManagementError
 from jobs import extensions
 from jobs.conf import conf, is_ours
 from jobs.contrib.copies import copies
-from jobs.contrib.crashtest import child, compare
+from jobs.contrib.crashtest import child, compare, recorder
 from jobs.contrib.crashtest.child import Children
 from jobs.contrib.crashtest.compare import Difference, Outcome, Varying
 from jobs.contrib.crashtest.recorder import Operation
 from jobs.contrib.crashtest.report import Examination, Finding, as_html
-from jobs.inspection import frames
 from jobs.lifecycle.display import shown
 from jobs.models import Job
 from jobs.store import databases
@@ -154,7 +153,7 @@ class Examiner:
         self.examination = Examination(task.name, f"{task.name}({seen.arguments})")
         code = getattr(inspect.unwrap(task.run), "__code__", None)
         #: The place of a finding for which no line of the task is known.
-        self.home = (frames.shown(code.co_filename), code.co_firstlineno) if code else ("", 0)
+        self.home = (recorder.shown(code.co_filename), code.co_firstlineno) if code else ("", 0)
 
     def run(self, beside: Sequence[Any] | None, budget: tuple[int, float]) -> Examination:
         self.children.do(child.forget_others)

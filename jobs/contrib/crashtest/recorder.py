@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from email import message_from_string
 from functools import partial, wraps
 from multiprocessing.connection import Connection
+from types import FrameType
 from typing import Any
 
 from django.core.mail import EmailMessage
@@ -32,7 +33,7 @@ from django.utils.text import Truncator
 from jobs.conf import app_here, syncpoints
 from jobs.contrib.isolation import isolation
 from jobs.execution import pipeline
-from jobs.inspection.frames import own_line
+from jobs.inspection.frames import FOREIGN
 from jobs.lifecycle.run import current_run
 from jobs.store import databases
 
@@ -349,3 +350,18 @@ def _request(request: Any) -> tuple[str, str | None]:
 def _described(method: str, url: str, headers: dict[str, str], body: Any) -> tuple[str, str | None]:
     what = f"{method} {url}"
     return what, what if method.upper() in REPEATABLE else _key(headers, url, _text(body))
+
+
+def own_line(frame: FrameType | None, until: str) -> tuple[str, int]:
+    """The innermost own line among a frame and its callers, up to a frame of the file ``until``; or ``"", 0``."""
+    while frame is not None and (path := frame.f_code.co_filename) != until:
+        if not path.startswith("<") and not FOREIGN.search(path):
+            return shown(path), frame.f_lineno
+        frame = frame.f_back
+    return "", 0
+
+
+def shown(path: str) -> str:
+    """The path relative to the working directory, if it is below it."""
+    near = os.path.relpath(path)
+    return path if near.startswith("..") else near

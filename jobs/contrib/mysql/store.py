@@ -60,7 +60,7 @@ def store_of(using: str) -> base.Store:
 
 class MySQL(base.Store):
     now = "CURRENT_TIMESTAMP(6)"
-    has_sessions = locks_what_it_meets = True
+    locks_what_it_meets = True
     session_id = RawSQL("CONNECTION_ID()", ())
     ignoring = ("INSERT IGNORE", "")
     quote = staticmethod("`{}`".format)

@@ -16,7 +16,6 @@ from jobs.admin.html import column, time_column
 from jobs.contrib.schedules import operations
 from jobs.contrib.schedules import rows as rows_of
 from jobs.contrib.schedules.models import Schedule
-from jobs.inspection.counts import has_workers
 
 #: How many of the next runs the dashboard shows.
 NEXT = 8
@@ -68,7 +67,7 @@ class ScheduleAdmin(ReadOnlyAdmin):
         return rows_of.known(super().get_queryset(request))
 
     def look_at(self, rows: Any) -> None:
-        rows_of.look_at(rows, has_workers())
+        rows_of.look_at(rows, rows_of.has_workers())
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Only an entry that no worker defines may be deleted: any other entry would come back at once."""

@@ -9,7 +9,6 @@ from django.core.management.base import CommandError
 from jobs import extensions
 from jobs.contrib.schedules import operations
 from jobs.contrib.schedules import rows as rows_of
-from jobs.inspection.counts import has_workers
 from jobs.management.console.base import REASON, STEER, JobsCommand, local, me, option, reported, subcommand
 
 
@@ -38,7 +37,7 @@ def schedule(out: JobsCommand, args: Namespace) -> None:
     if asked:
         _change(out, *asked[0], args.reason)
         return
-    found = rows_of.gather(has_workers())
+    found = rows_of.gather(rows_of.has_workers())
     out.say_json(found)
     rows = []
     for each in found:

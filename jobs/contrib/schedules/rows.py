@@ -15,6 +15,7 @@ from jobs.contrib.schedules.entries import NAME, TICK
 from jobs.contrib.schedules.models import Schedule
 from jobs.contrib.schedules.scheduler import GONE
 from jobs.contrib.schedules.ticks import IN_TIME
+from jobs.inspection.counts import workers
 from jobs.inspection.view import Reason, View
 from jobs.models import Job
 from jobs.store import databases
@@ -31,6 +32,10 @@ STATUSES = {
 
 #: For this long after its last call, ``celery beat`` is reported as running beside the workers.
 BESIDE = datetime.timedelta(hours=1)
+
+
+def has_workers() -> bool:
+    return any(node.takes_jobs for node in workers())
 
 
 def status(row: Any, has_workers: bool) -> str:

@@ -86,8 +86,6 @@ HOLDS = "SELECT 1 FROM jobs_job WHERE id = %s AND backend = ANY(pg_blocking_pids
 
 
 class WithSessions(PostgreSQL):
-    has_sessions = True
-
     def end_sessions(self, runs: Sequence[tuple[uuid.UUID, int]]) -> tuple[list[uuid.UUID], set[tuple[str, str]]]:
         keys, leases = (list(each) for each in zip(*runs, strict=True))
         if not (left := self.ask(RUNS, keys, keys, leases)):

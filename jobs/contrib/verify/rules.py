@@ -27,6 +27,7 @@ from django.utils.translation import gettext_lazy as _
 from jobs import store
 from jobs.conf import conf
 from jobs.contrib.operator.store import Head, heads, running_by_node
+from jobs.contrib.verify.store import constraints
 from jobs.inspection.counts import MOST, in_line, late_after, paused, silence, workers
 from jobs.lifecycle.transitions import PARKED, TASK, now_plus
 from jobs.maintenance.clock import LONGEST_TICK
@@ -253,9 +254,10 @@ class Search:
 
     @Rule("schema-complete", _("the database has all constraints and indexes of the models"))
     def missing(self) -> Rows:
-        connection, found, stored = connections[self.using], [], store.of(self.using)
+        connection, found = connections[self.using], []
         for model in tables():
-            present: set[str] = set().union(*map(stored.constraints, stored.parts(model._meta.db_table)))
+            parts = store.of(self.using).parts(model._meta.db_table)
+            present: set[str] = set().union(*(constraints(self.using, part) for part in parts))
             names = [index.name for index in model._meta.indexes]
             if connection.features.can_introspect_check_constraints:
                 names += [constraint.name for constraint in model._meta.constraints]

@@ -14,10 +14,11 @@ from django.db import Error
 from django.db.models import Count, QuerySet
 from django.utils.translation import gettext
 
-from jobs import extensions, store
+from jobs import extensions
 from jobs.conf import conf
 from jobs.contrib.operator.store import asking
 from jobs.contrib.verify.rules import HISTORY, RULES, SHAPES, Rows, Rule, Search, View
+from jobs.contrib.verify.store import may_write
 from jobs.inspection.counts import MOST, in_line
 from jobs.lifecycle.transitions import now_plus
 from jobs.models import LIVE, Job, State
@@ -184,7 +185,7 @@ class Suspicion:
         if self.bound and view.worked_for < self.bound:
             return []
         broken = self.rule.broken(Search(view, self.alias, self.bound))
-        return [] if self.bound and _first(broken, 1) and not store.of(self.alias).may_write else broken
+        return [] if self.bound and _first(broken, 1) and not may_write(self.alias) else broken
 
 
 def _first(rows: Rows, limit: int) -> dict[Hashable, list[Any]]:

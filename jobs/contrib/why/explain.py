@@ -12,6 +12,7 @@ from jobs import extensions
 from jobs.conf import conf
 from jobs.contrib.why import ended, running, waiting
 from jobs.inspection.view import Reason, View, look_up, other
+from jobs.lifecycle.display import Shown
 from jobs.models import State
 
 
@@ -46,7 +47,15 @@ def of(view: View) -> list[Reason]:
     for reason in (*first, *causes, *last(view), *others):
         # Two looks may find the same reason: the first one counts.
         once.setdefault(reason.code, reason)
-    return [reason if view.seen.is_whole else reason.veiled(view.seen) for reason in once.values()]
+    return [reason if view.seen.is_whole else _veiled(reason, view.seen) for reason in once.values()]
+
+
+def _veiled(reason: Reason, seen: Shown) -> Reason:
+    """Blank the job's redacted arguments: keys and errors may contain them."""
+    reason.says, reason.cure = seen.blanked(reason.says), seen.blanked(reason.cure)
+    evidence = reason.evidence.items()
+    reason.evidence = {name: seen.blanked(value) if isinstance(value, str) else value for name, value in evidence}
+    return reason
 
 
 #: The functions that look for reasons, by the job's state, in order; an unknown state uses those of failed jobs.
