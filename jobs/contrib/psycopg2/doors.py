@@ -4,4 +4,4 @@ from jobs.doors import Extension
 
 
 class Psycopg2(Extension):
-    instead = {"jobs.store.sessions.Session": "jobs.contrib.psycopg2.session.PlainSession"}
+    instead = {"jobs.store.sessions.Session": "jobs.contrib.psycopg2.store.PlainSession"}
