@@ -181,8 +181,3 @@ def public(package: str) -> dict[str, str]:
             if owner == package:
                 found[name] = f"{folder}.{module}"
     return found
-
-
-def is_model(kind: Any, module: ModuleType) -> bool:
-    """Whether it is a table that the module declares."""
-    return isinstance(kind, type) and kind.__module__ == module.__name__ and hasattr(kind, "_meta")

@@ -182,18 +182,15 @@ class Wakeup:
         with suppress(BlockingIOError):
             os.write(self._writer, kind)
 
-    def take(self) -> bytes:
-        """Take one wake-up; empty: another process was faster."""
-        return self._take(1)
-
-    def take_all(self) -> bytes:
-        """Take all there are, before a look that answers them; empty: there are none."""
-        return self._take(1 << 16)
-
-    def _take(self, most: int) -> bytes:
+    def take(self, most: int = 1) -> bytes:
+        """Take so many wake-ups, if there are as many; empty: there are none, or another process was faster."""
         with suppress(BlockingIOError):
             return os.read(self._reader, most)
         return b""
+
+    def take_all(self) -> bytes:
+        """Take all there are, before a look that answers them."""
+        return self.take(1 << 16)
 
     def wait(self, timeout: float) -> bytes:
         """Wait for a wake-up and take it; empty: none came in ``timeout`` seconds, or another process was faster."""

@@ -470,7 +470,8 @@ for _module in extensions.modules("models"):
         raise ImportError(
             f"{_module.__name__} was imported before jobs.models, which reads it: import from jobs.models"
         )
-    globals().update({kind.__name__: kind for kind in vars(_module).values() if extensions.is_model(kind, _module)})
+    _declared = [each for each in vars(_module).values() if getattr(each, "__module__", "") == _module.__name__]
+    globals().update({each.__name__: each for each in _declared if hasattr(each, "_meta")})
     for _name, _column in getattr(_module, "COLUMNS", {}).items():
         Job.add_to_class(_name, _column)
         columns.add(_column.attname)

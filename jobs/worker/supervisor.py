@@ -196,17 +196,13 @@ class Supervisor:
         Race: the main thread calls it at each beat, an extension's thread when a person told the node something.
         """
         with self._saying:
-            self._say()
-
-    def _say(self) -> None:
-        says = queues, is_stopping = (
-            [] if worker_state.is_quiet else worker_state.queues,
-            worker_state.stopping_for is not None,
-        )
-        if says != self._said:
-            stopping_at = Coalesce("stopping_at", Now()) if is_stopping else None
+            queues = [] if worker_state.is_quiet else worker_state.queues
+            says = queues, worker_state.stopping_for is not None
+            if says == self._said:
+                return
+            row = {"queues": queues, "stopping_at": Coalesce("stopping_at", Now()) if says[1] else None}
             for alias in conf().DATABASES:
-                Node.objects.using(alias).filter(pk=worker_state.node).update(queues=queues, stopping_at=stopping_at)
+                Node.objects.using(alias).filter(pk=worker_state.node).update(**row)
             self._said = says
 
     def _admit(self) -> None:
