@@ -6,6 +6,7 @@ the broker's permissions decide who may read what, even if it is sent again.
 """
 
 import random
+import struct
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,7 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from amqp import Message, spec
-from amqp.exceptions import AMQPError
+from amqp.exceptions import AMQPError, FrameSyntaxError, NotFound
 from kombu import Connection
 from kombu.exceptions import OperationalError
 from kombu.utils.url import maybe_sanitize_url
@@ -43,6 +44,10 @@ RESENT = "jobs-resent"
 CLOSE_OK = bytes.fromhex("01 0000 00000004 000a 0033 ce")
 
 ERRORS = (OSError, AMQPError, OperationalError)
+#: There is no such queue.
+MISSING = NotFound
+#: What py-amqp raises if a message's properties break the protocol, a time is out of range, or a table is very deep.
+UNREADABLE = (ValueError, ArithmeticError, LookupError, RecursionError, struct.error, FrameSyntaxError)
 
 
 def queue_of(service: str) -> str:

@@ -12,12 +12,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from amqp.exceptions import NotFound
 from django.db.models import Exists, OuterRef, Q, QuerySet, Subquery
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 from django.utils.translation import gettext
-from kombu.exceptions import OperationalError
 
 from jobs.conf import conf
 from jobs.conf.logs import logger
@@ -218,14 +216,14 @@ def send_to(service: str, events: Sequence[Event], using: str, again: str | None
         link.open()
         try:
             link.channel.queue_declare(queue, passive=True)
-        except NotFound:
+        except amqp.MISSING:
             says = gettext("the broker has no queue %(queue)s: no service of that name reads events")
             raise ValueError(says % {"queue": queue}) from None
         for row in events:
             link.send(service, replace(message_of(row, using), again=again), {}, returns=True)
         link.confirm(threading.Event())
         if link.refused:
-            raise OperationalError("the queue is full")
+            raise BrokerError("the queue is full")
         return len(events) - link.returned
     except amqp.ERRORS as exc:
         raise BrokerError(str(exc)) from exc

@@ -10,7 +10,6 @@ told before its handlers were there.
 
 from __future__ import annotations
 
-import struct
 import threading
 import time
 from collections.abc import Sequence
@@ -19,11 +18,9 @@ from datetime import datetime
 from itertools import takewhile
 from typing import Any
 
-from amqp.exceptions import FrameSyntaxError
-from celery import Celery
 from django.db.models import Min, Q
 
-from jobs.conf import conf
+from jobs.conf import Celery, conf
 from jobs.conf.logs import logger
 from jobs.contrib.event_broker import amqp, control, inbox, publisher
 from jobs.contrib.event_broker.models import Position
@@ -50,9 +47,6 @@ OVERTAKEN, AGAIN, PATIENCE = 2.0, 5.0, 60.0
 
 #: Events that answer one question, at the most.
 RESENT = 1000
-
-#: What py-amqp raises if a message's properties break the protocol, a time is out of range, or a table is very deep.
-UNREADABLE = (ValueError, ArithmeticError, LookupError, RecursionError, struct.error, FrameSyntaxError)
 
 
 class Receiver(amqp.Link):
@@ -85,7 +79,7 @@ class Receiver(amqp.Link):
                     end = time.monotonic() + GATHER
                     while 0 < len(self._arrived) < CHUNK and time.monotonic() < end and self.drain(QUIET):
                         pass
-            except UNREADABLE as exc:
+            except amqp.UNREADABLE as exc:
                 self._put_aside(exc)
                 return
             while self._arrived:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from django.db import transaction
-from kombu.utils.uuid import uuid
 
 from jobs.calling import outbox
 from jobs.conf import reads_rows
@@ -40,7 +40,7 @@ def send(app: Any, name: str, args: Any = None, kwargs: Any = None, **options: A
         using = databases.job_alias()
     if using is None:
         return type(app).send_task(app, name, args, kwargs, **options)
-    task_id = options.get("task_id") or uuid()
+    task_id = options.get("task_id") or str(uuid.uuid4())
     kept = {key: value for key, value in options.items() if value is not None and key not in _LOCAL}
     call = [name, list(args or ()), dict(kwargs or {}), storable({**kept, "task_id": task_id}, "the options")]
     job = current_job()
