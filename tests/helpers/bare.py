@@ -17,4 +17,8 @@ MIGRATION_MODULES = dict.fromkeys(LABELS)
 if not find_spec("jobs.contrib.transport"):
     # The database is a broker by that extension.
     CELERY_BROKER_URL = os.environ.get("JOBS_TEST_BROKER", "memory://")
+    if CELERY_BROKER_URL.startswith("redis"):
+        # One for each process of the run: their workers would take each other's messages.
+        process = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
+        CELERY_BROKER_URL = f"{CELERY_BROKER_URL.rpartition('/')[0]}/{process}"
 ROOT_URLCONF = "tests.helpers.bare_urls"
