@@ -66,6 +66,9 @@ class OutageStep(bootsteps.StartStopStep):
                 message.ack_log_error = _despite_leftovers(message.ack_log_error)
                 message.reject_log_error = _despite_leftovers(message.reject_log_error)
                 try:
+                    # Celery would find out when it has given it a place in its pool, which is then never free again.
+                    hard, soft = message.headers.get("timelimit") or (None, None)
+                    sum(limit or 0 for limit in (hard, soft))
                     return handle(message)
                 except (LookupError, TypeError, ValueError) as exc:
                     if any(each.message is message for each in state.reserved_requests):

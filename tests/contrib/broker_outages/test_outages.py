@@ -56,11 +56,19 @@ def test_the_pool_knows_our_acknowledgements():
         assert prefork._is_ack_callback(promise(_despite_leftovers(action)))
 
 
-@pytest.mark.parametrize("headers", [{}, {"id": "1"}])
-def test_a_message_that_cannot_be_read_ends_no_worker(headers):
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        ({}, ["no kwargs"]),
+        ({"id": "1"}, ["no kwargs"]),
+        ({"id": "1", "timelimit": [1]}, [["a"], {}, {}]),
+        ({"id": "1", "timelimit": ["a", None]}, [["a"], {}, {}]),
+    ],
+)
+def test_a_message_that_cannot_be_read_ends_no_worker(headers, body):
     with Worker(concurrency=1) as worker, current_app.connection_for_write() as broker:
         message = {"headers": {"task": "tests.tasks.effect", **headers}, "serializer": "json"}
-        broker.Producer().publish(["no kwargs"], routing_key=current_app.conf.task_default_queue, **message)
+        broker.Producer().publish(body, routing_key=current_app.conf.task_default_queue, **message)
         wait_for(lambda: "Received invalid task message" in worker.text(), 20, worker.text)
         by_name = current_app.send_task("tests.tasks.effect", ("a",))
         wait_for(lambda: effects() == {"a": 1}, 20, by_name.id)
