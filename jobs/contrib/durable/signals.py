@@ -88,7 +88,7 @@ def _look(key: str, using: str) -> None:
         # If that job does not take it, a worker looks again.
         return
     fresh = Signal.objects.using(using).filter(key=key, taken_by=None, look_until=NOT_LOOKED)
-    fresh.update(look_until=time.time() + LOOKED_AFTER)
+    fresh.update(look_until=databases.epoch(using) + LOOKED_AFTER)
 
 
 def look_again(using: str) -> bool:
@@ -96,14 +96,14 @@ def look_again(using: str) -> bool:
 
     False: no job was woken.
     """
-    recent = Signal.objects.using(using).filter(taken_by=None, look_until__gt=time.time())
+    recent = Signal.objects.using(using).filter(taken_by=None, look_until__gt=databases.epoch(using))
     fresh = list(recent.filter(look_until=NOT_LOOKED).values_list("pk", flat=True)[: conf().BATCH])
     waits = store.awaiting(Concat(Value(SIGNAL), OuterRef("key")), using)
     keys = set(recent.filter(Exists(waits)).values_list("key", flat=True)[: conf().BATCH])
     woken = [transitions.wake(SIGNAL + key, using) for key in keys]
     if fresh:
         rows = Signal.objects.using(using).filter(pk__in=fresh)
-        rows.update(look_until=time.time() + LOOKED_AFTER)
+        rows.update(look_until=databases.epoch(using) + LOOKED_AFTER)
     return any(woken)
 
 

@@ -148,6 +148,22 @@ def test_the_clock_wakes_who_was_missed(monkeypatch):
     assert job_of(result).result == 3
 
 
+def test_the_clock_wakes_who_was_missed_though_the_senders_clock_is_late(monkeypatch):
+    from jobs.contrib.durable import signals
+
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: 0.0)
+        jobs.signal("k", 3)
+    result = bodies.waits.delay("k")
+    with monkeypatch.context() as patch:
+        # The signal came after this look, and the waiting run dies before the next.
+        patch.setattr(signals, "is_there", lambda *given: False)
+        run_jobs()
+    signals.look_again("default")
+    run_jobs()
+    assert job_of(result).result == 3
+
+
 class InOneTransaction(TestCase):
     """As most projects test: nothing is committed."""
 
