@@ -56,9 +56,12 @@ def executed(monkeypatch: Any) -> Iterator[list[str]]:
 
         return noted
 
-    places: list[tuple[type[Any], str]] = [(psycopg.Cursor, "execute"), (sessions.Session, "send")]
-    if not IS_3:
-        places = [(extensions.instead(sessions.Session), "_execute"), (CursorWrapper, "execute")]
+    places: list[tuple[type[Any], str]] = [
+        (extensions.instead(sessions.Session), "_execute"),
+        (CursorWrapper, "execute"),
+    ]
+    if IS_3:
+        places = [(psycopg.Cursor, "execute"), (sessions.Session, "send")]
     with monkeypatch.context() as patch:
         for owner, name in places:
             patch.setattr(owner, name, note(getattr(owner, name)))
