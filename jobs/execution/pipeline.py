@@ -346,12 +346,13 @@ def _complete_anyhow(run: Run, complete: Callable[[], bool]) -> None:
     """Complete a body whose work is committed, again and again: another run would do all of it a second time.
 
     The server, or a pooler, may have ended the connection while the body did something else. If it was committed, and
-    only the answer was lost, the run does not own the job any more.
+    only the answer was lost, ``complete`` raises ``LostLease``, and the caller reads the row.
     """
     raw = connections[run.using].connection
     try:
         complete()
     except Error as exc:
+        finish.let_end(exc)
         is_away = databases.is_lost(exc, run.using, raw) or finish.is_passing(exc)
         if not is_away or persistently(run, complete) is None:
             raise
@@ -394,8 +395,9 @@ def _came_of(
     is_refused = isinstance(exc, Error) and (reached == "begin" or (is_sent and finish.is_passing(exc)))
     if not (is_lost or is_refused):
         return Raised(exc)
-    # Of a coroutine that is over only the commit is done again.
-    return Conflict(exc) if run.is_atomic and run.body is not None else Lost(exc)
+    # Of a coroutine that is over only the commit is done again; not if this process is to end.
+    is_over = run.is_atomic and run.body is not None
+    return Conflict(exc) if is_over and isinstance(exc, Exception) else Lost(exc)
 
 
 _NOTHING = nullcontext()

@@ -70,7 +70,7 @@ class ConsumerStep(bootsteps.StartStopStep):
 
 
 def repeat(worker: Any) -> None:
-    """Begin what the worker's timer repeats. Celery 5.5 clears the timer when the connection to the broker breaks."""
+    """Begin what the worker's timer repeats. When the connection to the broker breaks, Celery 5.5 clears the timer."""
     for entry in getattr(worker, "jobs_entries", ()):
         entry.cancel()
     worker.jobs_entries = [worker.timer.call_repeatedly(*each) for each in worker.jobs_repeated]

@@ -56,12 +56,11 @@ def executed(monkeypatch: Any) -> Iterator[list[str]]:
 
         return noted
 
-    places: list[tuple[type[Any], str]] = [
-        (extensions.instead(sessions.Session), "_execute"),
-        (CursorWrapper, "execute"),
-    ]
+    places: list[tuple[Any, str]]
     if IS_3:
         places = [(psycopg.Cursor, "execute"), (sessions.Session, "send")]
+    else:
+        places = [(extensions.instead(sessions.Session), "_execute"), (CursorWrapper, "execute")]
     with monkeypatch.context() as patch:
         for owner, name in places:
             patch.setattr(owner, name, note(getattr(owner, name)))

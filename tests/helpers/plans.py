@@ -52,8 +52,8 @@ def make_history() -> Node:
         new_id = new_ids.get(connection.vendor, "lower(hex(randomblob(16)))")
         if "jobs_chord" in connection.introspection.table_names():
             parts = "INSERT INTO jobs_chord_part (chord_id, task_id, place, result, error)"
-            chord = "INSERT INTO jobs_chord (id, made_at, size, done, failed) SELECT %s, %s, 1, 0, 0"
-            cursor.execute(chord, ["one", now])
+            chord = "INSERT INTO jobs_chord (id, made_at, size, done, failed) SELECT %s, %s, %s, 0, 0"
+            cursor.execute(chord, ["one", now, ROWS])
             cursor.execute(f"{parts} SELECT 'one', {new_id}, '[0]', NULL, '' FROM jobs_job")
     live = [Job(**template, state="ready") for n in range(20)]
     live += [Job(**template, state="scheduled", expires_at=now if n % 2 else None) for n in range(20)]

@@ -66,11 +66,12 @@ class OutageStep(bootsteps.StartStopStep):
                 message.ack_log_error = _despite_leftovers(message.ack_log_error)
                 message.reject_log_error = _despite_leftovers(message.reject_log_error)
                 try:
-                    # Celery would find out when it has given it a place in its pool, which is then never free again.
+                    # Celery looks at the limits only after the message has a place in the pool, and that place is then
+                    # never free again.
                     hard, soft = message.headers.get("timelimit") or (None, None)
                     sum(limit or 0 for limit in (hard, soft))
                     return handle(message)
-                except (LookupError, TypeError, ValueError) as exc:
+                except (ArithmeticError, LookupError, TypeError, ValueError) as exc:
                     if any(each.message is message for each in state.reserved_requests):
                         raise
                     # Celery cannot read it. It would end this worker, and each one that it is delivered to next.

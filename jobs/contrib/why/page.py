@@ -17,7 +17,8 @@ from jobs.operations.actions import OPERATIONS
 
 #: The commands for which a page has a button or a link. A name may be quoted, and is escaped by then.
 COMMAND = re.compile(
-    r"manage\.py jobs (run|retry|cancel|kill|resume|schedule --resume|why) (&#x27;.*?&#x27;|&quot;.*?&quot;|[^\s,;)]+)"
+    r"manage\.py jobs (run|retry|cancel|kill|resume|schedule --resume|why) "
+    r"((?:&#x27;.*?&#x27;|&quot;.*?&quot;)+|[^\s,;)]+)"
 )
 
 

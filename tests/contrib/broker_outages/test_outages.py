@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
@@ -63,10 +64,12 @@ def test_the_pool_knows_our_acknowledgements():
         ({"id": "1"}, ["no kwargs"]),
         ({"id": "1", "timelimit": [1]}, [["a"], {}, {}]),
         ({"id": "1", "timelimit": ["a", None]}, [["a"], {}, {}]),
+        ({"id": "1", "expires": "9999-12-31T23:59:59"}, [["a"], {}, {}]),
     ],
 )
 def test_a_message_that_cannot_be_read_ends_no_worker(headers, body):
-    with Worker(concurrency=1) as worker, current_app.connection_for_write() as broker:
+    berlin = json.dumps({"timezone": "Europe/Berlin"})
+    with Worker(concurrency=1, JOBS_TEST_CELERY=berlin) as worker, current_app.connection_for_write() as broker:
         message = {"headers": {"task": "tests.tasks.effect", **headers}, "serializer": "json"}
         broker.Producer().publish(body, routing_key=current_app.conf.task_default_queue, **message)
         wait_for(lambda: "Received invalid task message" in worker.text(), 20, worker.text)
