@@ -393,11 +393,7 @@ def _came_of(
         return Conflict(exc)
     # The database refused, before the body or at its commit.
     is_refused = isinstance(exc, Error) and (reached == "begin" or (is_sent and finish.is_passing(exc)))
-    if not (is_lost or is_refused):
-        return Raised(exc)
-    # Of a coroutine that is over only the commit is done again; not if this process is to end.
-    is_over = run.is_atomic and run.body is not None
-    return Conflict(exc) if is_over and isinstance(exc, Exception) else Lost(exc)
+    return Lost(exc) if is_lost or is_refused else Raised(exc)
 
 
 _NOTHING = nullcontext()
