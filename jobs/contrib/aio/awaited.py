@@ -87,7 +87,8 @@ class Awaited:
         if not isinstance(self.result, Commit):
             return self.result
         # Here, so that autoretry hears of what it raises. Another one that the body made does not count.
-        self.run.promised = None
+        # After a conflict the run must not end together with others (``runner._result``): there it has no transaction.
+        self.run.promised = self.result
         return self.result.within(self.run.is_atomic)
 
     def _aside(self, call: Callable[[], Any]) -> None:

@@ -476,6 +476,27 @@ async def commits(self, key):
     return self.commit(save, key)
 
 
+def saves_and_conflicts_once(key, mark):
+    save(key)
+    if not Path(mark).exists():
+        Path(mark).touch()
+        with connection.cursor() as cursor:
+            cursor.execute("DO $$ BEGIN RAISE EXCEPTION 'a deadlock' USING ERRCODE = '40P01'; END $$")
+
+
+@shared_task(bind=True)
+async def conflicts_once(self, key, mark):
+    await asyncio.sleep(0)
+    return self.commit(saves_and_conflicts_once, key, mark)
+
+
+@pytest.mark.skipif("connection.vendor != 'postgresql'", reason="PostgreSQL's own statement")
+def test_after_a_conflict_the_commit_is_in_a_transaction_again(tmp_path):
+    with Worker(concurrency=1):
+        [job] = wait_ended(conflicts_once.delay("a", str(tmp_path / "mark")).id)
+    assert (job.state, job.lease, effects()) == ("succeeded", 1, {"a": 1})
+
+
 @shared_task(bind=True)
 async def dies(self, directory):
     if self.job.lease == 1:
