@@ -7,7 +7,7 @@ import path is public stands in ``jobs``. These of its files are read, if they a
     a subclass of :class:`Extension`: its part in what the core does; read when a task is declared, or later.
 ``__init__.py``
     ``PUBLIC``: names of ``jobs`` and of its packages (``testing.assert_idempotent``), and in which of its modules each
-    is. ``PRIVATE``: what it uses of Celery, kombu, billiard and Django that is private (``contrib/releases``).
+    is. ``PRIVATE``: what it uses of Celery, kombu, billiard and Django that is private.
     ``TASKS``: names of tasks of its own, which are not the project's.
     ``PART_OF``: the extension without which it takes no part. Of an app of its own also ``SETTINGS``: the keys of
     ``settings.JOBS`` that mean nothing without it.

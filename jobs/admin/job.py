@@ -190,46 +190,37 @@ class JobAdmin(OperableAdmin):
             job.progress = found.get(job.pk)
 
     def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[QuerySet[Any], bool]:
-        if (found := self._unindexed(queryset, search_term.strip())) is None:
-            return super().get_search_results(request, queryset, search_term)
-        # The list looks at so many jobs a page, as for a filter that has no index.
-        setattr(request, SEARCHED, getattr(request, SEARCHED, queryset))
+        found, has_index = self._search(queryset, term) if (term := search_term.strip()) else (queryset, True)
+        if not has_index:
+            # The list looks at so many jobs a page, as for a filter that has no index.
+            setattr(request, SEARCHED, getattr(request, SEARCHED, queryset))
         return found, False
 
-    def _unindexed(self, rows: QuerySet[Any], term: str) -> QuerySet[Any] | None:
-        """The search by a task, or by a field that has no index; None: the term is something else."""
-        name, _colon, text = term.partition(":")
-        if (field := FIELDS.get(name)) is not None and text:
-            if field.has_index or (field.is_secret and conf().REDACT is not None):
-                return None
-            try:
-                return Selection.of({name: text}).narrow(rows)
-            except ValueError:
-                return None
-        if not term or ID.fullmatch(term.replace("-", "").lower()):
-            return None
-        tasks = [name for name in self.known_tasks() if name.startswith(term) or name.rpartition(".")[2] == term]
-        return rows.filter(task__in=tasks) if tasks else None
+    def _search(self, rows: QuerySet[Any], term: str) -> tuple[QuerySet[Any], bool]:
+        """Search by an id, by the end of one as the list shows it, by a field, by a task, or by words in the newest.
 
-    def search(self, rows: QuerySet[Any], term: str) -> QuerySet[Any]:
-        """Search by an id, by the end of one as the list shows it, or by a field; else by words, in the newest jobs."""
+        False: no index finds the rows.
+        """
         digits = term.replace("-", "").lower()
         if len(digits) == DIGITS and ID.fullmatch(digits):
-            return newest(rows).filter(pk__endswith=digits)
+            return newest(rows).filter(pk__endswith=digits), True
         if ID.fullmatch(digits):
             first, last = [uuid.UUID(digits.ljust(32, digit)) for digit in "0f"]
-            return rows.filter(pk=first) if first == last else rows.filter(pk__range=(first, last))
+            return rows.filter(pk=first) if first == last else rows.filter(pk__range=(first, last)), True
         name, _colon, text = term.partition(":")
         if (field := FIELDS.get(name)) is not None and text and not (field.is_secret and conf().REDACT is not None):
             try:
-                return Selection.of({name: text}).narrow(rows)
+                return Selection.of({name: text}).narrow(rows), field.has_index
             except ValueError:
-                return rows.none()
+                return rows.none(), True
+        names = self.known_tasks()
+        if tasks := [name for name in names if name.startswith(term) or name.rpartition(".")[2] == term]:
+            return rows.filter(task__in=tasks), False
         words = Q(task__icontains=term) | Q(error_type__icontains=term)
         if conf().REDACT is None:
             # A search must not reveal a redacted argument, also not by what an error says about it.
             words |= Q(error_message__icontains=term) | selection.said(term)
-        return newest(rows).filter(words)
+        return newest(rows).filter(words), True
 
     def known_tasks(self) -> set[str]:
         return set(getattr(celery_app(), "tasks", ()))

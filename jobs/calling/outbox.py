@@ -18,7 +18,7 @@ from jobs.models import Job, State
 from jobs.models.columns import Part, named
 from jobs.store import databases
 
-#: The database that gets all calls of a block as rows, also those of stock tasks (``contrib/stock_calls``).
+#: The database that gets all calls of a block as rows, also those of stock tasks.
 following: ContextVar[str | None] = ContextVar("jobs.following", default=None)
 
 #: Options that make a call part of a canvas.

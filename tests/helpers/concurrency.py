@@ -106,13 +106,14 @@ def cut() -> None:
 
 def end_session() -> None:
     """The server, or a pooler, ends this thread's session while nothing uses it."""
-    ask, end = {
-        "postgresql": ("SELECT pg_backend_pid()", "SELECT pg_terminate_backend(%s)"),
-        "mysql": ("SELECT CONNECTION_ID()", "KILL %s"),
-    }[connection.vendor]
+    connection.ensure_connection()
+    if connection.vendor == "postgresql":
+        cut()
+        return
     with connection.cursor() as cursor:
-        cursor.execute(ask)
+        cursor.execute("SELECT CONNECTION_ID()")
         session = cursor.fetchone()
     with closing(connection.copy()) as other, other.cursor() as cursor:
-        cursor.execute(end, session)
-    time.sleep(0.1)
+        cursor.execute("KILL %s", session)
+        while cursor.execute("SELECT 1 FROM information_schema.processlist WHERE id = %s", session):
+            time.sleep(0.01)

@@ -259,8 +259,7 @@ def test_the_limit_of_a_stock_task_that_is_over_ends_no_job(use_broker, redis_se
         finally:
             redis_server.start()
         wait_for(lambda: worker.text().count("Connected to redis") == 2, 20, worker.text)
-        # Its event loop goes on.
-        time.sleep(2)
+        wait_for(lambda: "stock_waits" in worker.text() and "succeeded in" in worker.text(), 20, worker.text)
         bodies.end()
         [job] = wait_ended(bodies.jobs["job"])
     assert (job.state, job.lease, job.node_losses, job.crashes) == ("succeeded", 1, 0, 0)
