@@ -389,10 +389,12 @@ def _came_of(
     exc = finish.shutdown_behind(exc) or (_what_struck(exc) if is_sent else exc)
     if is_sent and finish.is_committed(run):
         return Committed(source, exc)
-    if run.is_atomic and _is_conflict(_what_struck(exc)):
-        return Conflict(exc)
     # The database refused, before the body or at its commit.
     is_refused = isinstance(exc, Error) and (reached == "begin" or (is_sent and finish.is_passing(exc)))
+    # Of a coroutine that is over only the commit is done again, unless this process is to end.
+    is_over = run.body is not None and isinstance(exc, Exception)
+    if run.is_atomic and (_is_conflict(_what_struck(exc)) or (is_over and (is_lost or is_refused))):
+        return Conflict(exc)
     return Lost(exc) if is_lost or is_refused else Raised(exc)
 
 

@@ -17,11 +17,12 @@ from django.utils import timezone
 
 import jobs
 from jobs import Cancel, EffectParked, Snooze, Task
-from jobs.lifecycle.run import current_job, current_run
+from jobs.lifecycle.run import current_job, current_run, on_thread
 from jobs.models import Job, Marker
 from jobs.store import databases
 from jobs.testing import run_jobs
 from jobs.worker.runner import let_go
+from tests.helpers.concurrency import end_session
 from tests.helpers.harness import effects, run_ready
 from tests.models import Effect
 
@@ -57,6 +58,24 @@ def test_what_it_commits_is_one_commit_with_its_completion():
     job = ended(saves, "a")
     assert (job.state, job.result, job.lease) == ("succeeded", "saved a", 1)
     assert effects() == {"a": 1}
+
+
+calls = []
+
+
+@shared_task(bind=True)
+async def saves_late(self, key):
+    calls.append(key)
+    await on_thread(end_session)
+    return self.commit(save, key)
+
+
+@pytest.mark.skipif(connection.vendor == "sqlite", reason="no server ends a connection")
+def test_what_was_awaited_is_not_awaited_again_because_the_session_ended():
+    calls.clear()
+    job = ended(saves_late, "a")
+    assert (job.state, job.lease, job.node_losses) == ("succeeded", 1, 0)
+    assert (effects(), calls) == ({"a": 1}, ["a"])
 
 
 def test_a_plain_value_is_the_completion_alone():
