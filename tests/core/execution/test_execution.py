@@ -17,7 +17,7 @@ from django.utils import timezone
 from kombu import Exchange, Queue
 
 import jobs
-from jobs import signals
+from jobs import signals, store
 from jobs.conf import syncpoints
 from jobs.errors import Snooze, TaskExited
 from jobs.lifecycle import transitions, wakeups
@@ -221,6 +221,40 @@ def test_a_settle_whose_answer_is_lost_is_believed_when_the_row_says_so(task, st
     [job] = Job.objects.all()
     assert (job.state, len(job.errors)) == (state, 1)
     assert told == [(state, job.error["type"])]
+
+
+@shared_task(bind=True)
+def adds(self, key):
+    Effect.objects.create(key=key)
+    return key
+
+
+@pytest.mark.database
+@pytest.mark.parametrize("atomic", [True, False])
+def test_a_success_whose_answer_is_lost_is_told_as_one(monkeypatch, atomic):
+    if atomic and connection.vendor != "postgresql":
+        pytest.skip("the completion is committed by a statement of its own")
+    told = []
+    hear = lambda job, **more: told.append((job.state, job.result, job.finished_at is None))  # noqa: E731
+    kind = type(store.of("default"))
+    succeed, lost = kind.succeed, []
+
+    def lose_the_answer(self, *args):
+        done = succeed(self, *args)
+        if not lost:
+            lost.append(done)
+            raise OperationalError("the connection is gone")
+        return done
+
+    monkeypatch.setattr(adds, "atomic", atomic)
+    monkeypatch.setattr(kind, "succeed", lose_the_answer)
+    result = adds.delay("a")
+    signals.succeeded.connect(hear)
+    try:
+        assert deliver(result) == ("SUCCESS", "a")
+    finally:
+        signals.succeeded.disconnect(hear)
+    assert (told, effects()) == ([("succeeded", "a", False)], {"a": 1})
 
 
 @pytest.mark.database
