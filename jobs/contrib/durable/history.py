@@ -78,18 +78,14 @@ def history_of(task: Any) -> History | None:
         raise RuntimeError("a thread that a body started has no job: call the step in the thread of the body")
     if run is None or run.task.name != task.name:
         return None
-    if (found := _of(run)) is None:
+    if (found := vars(run).get("history")) is None:
         found = vars(run)["history"] = History(run)
     return found
 
 
-def _of(run: Run) -> History | None:
-    return vars(run).get("history")
-
-
 def suspended(run: Run) -> Suspended | None:
     """The wait that has ended this run; None: no wait has."""
-    return found.suspended if (found := _of(run)) is not None else None
+    return found.suspended if (found := vars(run).get("history")) is not None else None
 
 
 class _NotOurs(Exception):
@@ -97,7 +93,7 @@ class _NotOurs(Exception):
 
 
 def is_in_step(run: Run) -> bool:
-    return _in_awaited_step.get() or ((found := _of(run)) is not None and found.is_in_step)
+    return _in_awaited_step.get() or ((found := vars(run).get("history")) is not None and found.is_in_step)
 
 
 def deadline_of(run: Run) -> datetime.datetime | None:
@@ -232,7 +228,7 @@ class History:
         outcomes = row.result
         if row.state != DONE:
             ids = row.result if row.pk else self._commit(row, partial(self._call, row, signatures), WAITING)
-            if (outcomes := self._outcomes(ids)) is None:
+            if (outcomes := self._outcomes(row, ids)) is None:
                 # Race: the last child ends before this is committed.
                 look = partial(wake_parent, row.key, self.using)
                 raise self._suspend(row, f"waits for its {len(ids)} children", NEVER, CHILDREN + row.key, look)
@@ -531,16 +527,20 @@ class History:
                 return [str(each.id) for each in first.type.delay_many([each.args for each in signatures], self.using)]
             return [str(each.apply_async(using=self.using).id) for each in signatures]
 
-    def _outcomes(self, ids: Sequence[str]) -> list[Any] | None:
+    def _outcomes(self, row: Any, ids: Sequence[str]) -> list[Any] | None:
         """What came of the children, each ``[True, result]`` or ``[False, error]``; None while one may still run."""
-        found: dict[str, list[Any]] = {}
+        jobs, found = Job.objects.using(self.using), dict[str, list[Any]]()
+        if jobs.filter(batch=row.key, state__in=LIVE).exists():
+            return None
+        # A child that was replaced has succeeded itself. Its replacement has a row, or a job before that has failed.
+        failed = jobs.filter(batch=row.key).exclude(state=State.SUCCEEDED).values_list("error", flat=True)
+        before = failed.filter(options__replaced_task_nesting__isnull=False)
+        names = ("pk", "state", "result", "error", "replay_of", "options__replaced")
         for start in range(0, len(ids), 500):
-            rows = Job.objects.using(self.using).filter(pk__in=ids[start : start + 500])
-            for key, state, result, error in rows.values_list("pk", "state", "result", "error"):
-                if state in LIVE:
-                    return None
-                is_done = state == State.SUCCEEDED
-                found[str(key)] = [is_done, result if is_done else error]
+            rows = jobs.filter(pk__in=ids[start : start + 500])
+            for key, state, result, error, heir, replaced in rows.values_list(*names):
+                error = (failed.filter(pk=heir) if heir else before).first() if replaced else error
+                found[str(key)] = [False, error] if error or state != State.SUCCEEDED else [True, result]
         gone = {"type": "LookupError", "message": "the job was deleted before its result was read"}
         return [found.get(each, [False, gone]) for each in ids]
 

@@ -428,6 +428,34 @@ def test_children_that_fail_may_be_exceptions_in_the_list():
     assert job_of(result).result == ["a", "LookupError: no"]
 
 
+@pytest.mark.parametrize("chained", [False, True])
+def test_a_child_that_was_replaced_fails_as_its_replacement_does(chained):
+    others = bodies.fails.si("no") | tasks.effect.si("last") if chained else bodies.fails.si("no")
+    result = bodies.gathers.delay([tasks.replaces.s("a", others)])
+    run_jobs(raises=False)
+    job = job_of(result)
+    assert (job.state, job.error and job.error["message"], job.result) == ("failed", "no", None)
+    other = Job.objects.get(task="tests.durable.fails")
+    Job.objects.filter(pk=other.pk).update(task=tasks.effect.name)
+    assert transitions.retry_by_hand(other.pk, "default")
+    run_jobs()
+    assert transitions.retry_by_hand(job.pk, "default")
+    run_jobs()
+    assert job_of(result).result == ["last" if chained else "no"]
+
+
+def test_a_parent_that_runs_meanwhile_waits_for_what_replaced_its_child():
+    result = bodies.gathers.delay([tasks.replaces.s("a", tasks.effect.s("later").set(countdown=60))])
+    run_jobs()
+    assert effects() == {"a": 1}
+    # As if its process had died before it waited.
+    Job.objects.filter(pk=result.id).update(state="ready", run_at=later(0), waits_for=None)
+    run_jobs()
+    assert job_of(result).state == "scheduled"
+    run_jobs(until=later(1))
+    assert job_of(result).result == ["later"]
+
+
 def test_no_children_need_no_wait():
     result = bodies.gathers.delay([])
     run_jobs()
