@@ -10,7 +10,7 @@ from celery.exceptions import TaskPredicate
 from jobs import extensions
 from jobs.backend import exception_of
 from jobs.errors import Snooze, UniqueTaken
-from jobs.models import ENDED, Job, State
+from jobs.models import ENDED, UNSUCCESSFUL, Job, State
 from jobs.models.values import decoded
 from jobs.task import Task
 
@@ -36,7 +36,16 @@ def same(self: Any, job_id: str) -> Any:
 
 
 def _last_of(job: Job) -> Job | None:
-    """The job that replaced this one, or this one if it was not replaced; None: the replacement has no row yet."""
+    """The job that ends this one: itself, what replaced it, or what failed before that; None: there is none yet."""
     if not (isinstance(job.options, dict) and job.options.get("replaced")):
         return job
-    return Job.objects.using(job._state.db).filter(pk=job.replay_of).first() if job.replay_of else None
+    jobs, level = Job.objects.using(job._state.db), [job.pk]
+    if job.replay_of:
+        return jobs.filter(pk=job.replay_of).first()
+    # Of a chain or a chord only the last call gets this job's id, and nothing calls it after a failure.
+    while level:
+        before = jobs.filter(parent_id__in=level, options__replaced_task_nesting__isnull=False)
+        if (failed := before.filter(state__in=UNSUCCESSFUL).first()) is not None:
+            return failed
+        level = list(before.values_list("pk", flat=True))
+    return None

@@ -8,7 +8,7 @@ import time
 
 import celery
 import pytest
-from celery import chain, chord, group, shared_task, signals
+from celery import chain, chord, group, shared_task, signals, signature
 from celery.backends.cache import CacheBackend
 from celery.exceptions import SoftTimeLimitExceeded
 from django.core.management import call_command
@@ -54,6 +54,11 @@ def calls_the_task(request, exc, traceback):
 @shared_task(bind=True, unique="{key}")
 def unique_and_replaced(self, key):
     return self.replace(passes.s(key))
+
+
+@shared_task(bind=True, unique="by others")
+def unique_and_replaced_by(self, others):
+    return self.replace(signature(others))
 
 
 @shared_task(bind=True, idempotency_key="{key}")
@@ -250,6 +255,24 @@ def test_the_stand_in_of_a_replaced_job_ends_as_the_replacement_does(node):
     due()
     due()
     assert Job.objects.get(task=gather.name).result == "k"
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        lambda: chain(passes.si(1), fails.si("x"), passes.si(2)),
+        lambda: chain(passes.si(1), chord([fails.si("x"), passes.si(2)], gather.s("body"))),
+    ],
+    ids=["chain", "chord"],
+)
+def test_the_stand_in_of_a_replaced_job_does_not_wait_for_a_replacement_that_never_comes(others, node):
+    unique_and_replaced_by.apply_async((others(),))
+    last = chain(unique_and_replaced_by.si(others()), gather.s("after")).apply_async()
+    for _ in range(3):
+        due()
+    stand_in = Job.objects.get(task="jobs.same")
+    assert (stand_in.state, stand_in.error["message"]) == ("failed", "x")
+    assert last.state == "FAILURE"
 
 
 def test_a_frozen_signature_survives_a_dead_connection(node):
