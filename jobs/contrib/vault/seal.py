@@ -42,13 +42,16 @@ def seal(task: Any, job: Job) -> None:
         job.options = {**job.options, **{name: inside(job.options[name]) for name in FOLLOWERS if name in job.options}}
 
 
-def sealed(name: str, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+def sealed(
+    name: str, args: list[Any], kwargs: dict[str, Any], is_partial: bool = False
+) -> tuple[list[Any], dict[str, Any]]:
     if name == "jobs.send" and len(args) == 4:
         # jobs.send sends a message of another task: its name, arguments and options.
         return [args[0], *sealed(*args[:3]), inside(args[3])], kwargs
     if (names := of_task(name)) is None:
         return args, kwargs
-    places = names_of(name, len(args))
+    # Of a partial signature the call puts others before them: a result, or what an errback gets.
+    places = [] if is_partial else names_of(name, len(args))
     return (
         # Arguments whose names are not known count as secret.
         [
@@ -71,5 +74,6 @@ def inside(value: Any) -> Any:
         return value
     found = {key: inside(each) for key, each in value.items()}
     if isinstance(name := found.get("task"), str) and "args" in found and "kwargs" in found:
-        found["args"], found["kwargs"] = sealed(name, list(found["args"] or ()), dict(found["kwargs"] or {}))
+        given = list(found["args"] or ()), dict(found["kwargs"] or {})
+        found["args"], found["kwargs"] = sealed(name, *given, is_partial=not found.get("immutable"))
     return found

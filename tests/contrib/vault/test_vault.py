@@ -108,6 +108,37 @@ def test_what_follows_a_call_is_encrypted_with_it(declare):
     assert {each[0] for each in seen} == {SECRET}
 
 
+def gets_a_result(result, iban, amount=0):
+    seen.append((iban, amount))
+
+
+def is_told(request, exc, traceback, iban):
+    seen.append((iban, 5))
+
+
+def raises():
+    raise ValueError
+
+
+@pytest.mark.parametrize("how", ["link", "chain", "chord", "header", "errback"])
+def test_what_gets_others_before_its_arguments_is_encrypted_by_their_names(declare, how):
+    first, fails = declare(name="u.first"), declare(name="u.fails", body=raises)
+    second, told = declare(name="t.part_of", body=gets_a_result), declare(name="t.part_told", body=is_told)
+    {
+        "link": lambda: first.apply_async(link=second.s(SECRET, 5)),
+        "chain": lambda: chain(first.si(), second.s(SECRET, 5)).apply_async(),
+        "chord": lambda: chord([first.si()], second.s(SECRET, 5)).apply_async(),
+        "header": lambda: chain(first.si(), chord([second.s(SECRET, 5)], first.si())).apply_async(),
+        "errback": lambda: fails.apply_async(link_error=told.s(SECRET)),
+    }[how]()
+    assert SECRET not in stored()
+    run_jobs(raises=False)
+    assert seen == [(SECRET, 5)]
+    assert SECRET not in stored()
+    # In a row of its own each argument has its name.
+    assert [job.args[2:] for job in Job.objects.filter(task=second.name)] == [[5]] * (how != "errback")
+
+
 def test_a_retry_is_encrypted_again(declare):
     def again(self, iban):
         seen.append(iban)
