@@ -37,7 +37,7 @@ def same(self: Any, job_id: str) -> Any:
 
 def _last_of(job: Job) -> Job | None:
     """The job that ends this one: itself, what replaced it, or what failed before that; None: there is none yet."""
-    if not (isinstance(job.options, dict) and job.options.get("replaced")):
+    if not (isinstance(job.options, dict) and job.options.get("replaced")) or job.result is not None:
         return job
     jobs, level = Job.objects.using(job._state.db), [job.pk]
     if job.replay_of:

@@ -19,7 +19,8 @@ from jobs.conf.logs import logger
 from jobs.contrib.canvas.models import Chord, ChordPart
 from jobs.contrib.stock_calls.sending import calls_are_rows
 from jobs.lifecycle.transitions import now_plus
-from jobs.models.values import decoded, jsonable
+from jobs.models import Job
+from jobs.models.values import decoded, jsonable, parse_uuid
 
 
 def apply_chord(app: Celery, header_result_args: Any, body: Any, **kwargs: Any) -> None:
@@ -100,6 +101,11 @@ def count(
     results = _nested(parts.values_list("place", "result"))
     parts.delete()
     chords.delete()
+    if callback.task == "celery.accumulate":
+        # A group replaces a job: Celery has the results collected by this task of its own, which has no row.
+        key: Any = parse_uuid(str(callback.options.get("task_id")))
+        replaced = Job.objects.using(using).filter(pk=key, options__replaced=True)
+        replaced.update(result=jsonable(results, "the results"))
     try:
         with transaction.atomic(using=using):
             callback.apply_async((results,))

@@ -275,6 +275,16 @@ def test_the_stand_in_of_a_replaced_job_does_not_wait_for_a_replacement_that_nev
     assert last.state == "FAILURE"
 
 
+def test_the_stand_in_of_a_job_that_a_group_replaced_has_the_results(node):
+    others = group(passes.si(1), passes.si(2))
+    first = unique_and_replaced_by.apply_async((others,))
+    chain(unique_and_replaced_by.si(others), gather.s("after")).apply_async()
+    for _ in range(3):
+        due()
+    assert Job.objects.get(pk=first.id).result == [1, 2]
+    assert [job.result for job in Job.objects.filter(task=gather.name)] == [[1, 2]]
+
+
 def test_a_frozen_signature_survives_a_dead_connection(node):
     if connection.vendor != "postgresql":
         pytest.skip("no connection to lose")

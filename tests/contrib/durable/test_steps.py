@@ -9,7 +9,7 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from celery import current_app, shared_task
+from celery import current_app, group, shared_task
 from celery.app.task import Context
 from django.db import OperationalError, connection, transaction
 from django.db.transaction import TransactionManagementError
@@ -442,6 +442,12 @@ def test_a_child_that_was_replaced_fails_as_its_replacement_does(chained):
     assert transitions.retry_by_hand(job.pk, "default")
     run_jobs()
     assert job_of(result).result == ["last" if chained else "no"]
+
+
+def test_a_child_that_a_group_replaced_has_its_results():
+    result = bodies.gathers.delay([tasks.replaces.s("a", group(tasks.passes.si(1), tasks.passes.si(2)))])
+    run_jobs()
+    assert job_of(result).result == [[1, 2]]
 
 
 def test_a_parent_that_runs_meanwhile_waits_for_what_replaced_its_child():
