@@ -19,6 +19,7 @@ from celery.app.task import Context
 from celery.canvas import group, signature
 from celery.utils.functional import maybe_list
 from celery.utils.nodenames import gethostname
+from django.db import transaction
 from django.db.models import Exists, OuterRef
 
 from jobs.backend import exception_of
@@ -100,14 +101,14 @@ def is_untold(using: str) -> Exists:
     return Exists(Job.objects.using(using).filter(parent_id=OuterRef("pk"), task="jobs.ended", state__in=LIVE))
 
 
-def tell_of(app: Celery, using: str, job_id: str, lease: int) -> None:
+def tell_of(app: Celery, using: str, job_id: str, lease: int, only_errbacks: bool) -> None:
     """Call what waits for the end of a job, unless the job was retried since."""
     job = Job.objects.using(using).filter(pk=job_id, lease=lease, state__in=ENDED).first()
     if job is not None:
-        tell(app, job)
+        tell(app, job, only_errbacks)
 
 
-def tell(app: Celery, job: Job) -> None:
+def tell(app: Celery, job: Job, only_errbacks: bool = False) -> None:
     """Call all that waits for the end of a job, and tell the result backend: what Celery does after the task."""
     task = app.tasks.get(job.task)
     backend = app.backend if task is None else task.backend
@@ -128,8 +129,18 @@ def tell(app: Celery, job: Job) -> None:
         chain, context.chain = context.chain, None
         calls_errbacks = is_failure or not by_body
         kept = is_kept and not by_body and has_results_elsewhere(job.task, job.options)
-        backend.mark_as_failure(job.task_id, exc, error.get("traceback"), context, kept, calls_errbacks, state)
-        fail_chain(backend, chain, exc, error.get("traceback"), is_kept, state)
+        if not only_errbacks:
+            backend.mark_as_failure(job.task_id, exc, error.get("traceback"), context, kept, False, state)
+            fail_chain(backend, chain, exc, error.get("traceback"), is_kept, state)
+        context.chord = None
+        try:
+            with transaction.atomic(using=job._state.db):
+                backend.mark_as_failure(job.task_id, exc, error.get("traceback"), context, False, calls_errbacks, state)
+        except (TypeError, ValueError, LookupError):
+            if only_errbacks:
+                raise
+            # One of them cannot be called. The chord and the chain do not wait for that.
+            add_own("jobs.ended", [str(job.pk), job.lease, True], str(job._state.db), job.queue, job)
 
 
 @contextmanager

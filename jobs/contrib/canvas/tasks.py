@@ -18,6 +18,6 @@ from jobs.contrib.canvas import followups
     retry_backoff=True,
     retry_backoff_max=600,
 )
-def ended(self: Any, job_id: str, lease: int) -> None:
+def ended(self: Any, job_id: str, lease: int, only_errbacks: bool = False) -> None:
     """Call what waits for the end of a job, unless the job was retried since."""
-    followups.tell_of(self.app, self.job._state.db, job_id, lease)
+    followups.tell_of(self.app, self.job._state.db, job_id, lease, only_errbacks)

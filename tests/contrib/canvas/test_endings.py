@@ -46,6 +46,11 @@ def breaks_the_transaction(request, exc, traceback):
     Effect.objects.create(pk=None, key=None)
 
 
+@shared_task(bind=True)
+def lacks_arguments(self, request, exc, traceback):
+    pass
+
+
 @shared_task
 def calls_the_task(request, exc, traceback):
     effect(passes("inline"))
@@ -99,6 +104,17 @@ def test_an_errback_that_breaks_its_transaction_fails_no_part_of_a_chord(node):
     run(claim(Job.objects.get(task="jobs.ended").pk))
     run_ready()
     assert Job.objects.get(task=passes.name).state == "succeeded"
+
+
+def test_an_errback_that_cannot_be_called_keeps_no_chord_open(node):
+    part = fails.si("x").on_error(lacks_arguments.s())
+    last = chord([part, passes.si(1)], gather.s("body").on_error(effect.si("errback"))).apply_async()
+    for _ in range(3):
+        due()
+    assert (effects(), last.state) == ({"errback": 1}, "FAILURE")
+    # It is tried again by itself, and people see it.
+    [left] = Job.objects.filter(task="jobs.ended", state="scheduled")
+    assert "missing" in left.error["message"]
 
 
 def test_an_errback_may_call_the_task_itself(node):
