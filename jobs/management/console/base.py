@@ -17,7 +17,14 @@ from contextlib import contextmanager, nullcontext
 from textwrap import fill
 from typing import Any, ClassVar, NamedTuple
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter, SystemCheckError
+from django.core.management.base import (
+    BaseCommand,
+    CommandError,
+    CommandParser,
+    DjangoHelpFormatter,
+    OutputWrapper,
+    SystemCheckError,
+)
 from django.db import DataError, OperationalError, ProgrammingError
 from django.utils import timezone, translation
 
@@ -132,6 +139,9 @@ class JobsCommand(BaseCommand):
         self.as_json = options["as_json"]
         if options.get("limit"):
             options["limit"] = min(options["limit"], MOST)
+        if sys.stdout is None and not options.get("stdout"):
+            # Nobody reads (``>&-``): what was asked for is done all the same, and its exit status says how it went.
+            self.stdout = OutputWrapper(open(os.devnull, "w"))  # noqa: SIM115
         if hasattr(sys.stdout, "reconfigure"):
             # A name that the terminal cannot show must not end a command in the middle of its work.
             sys.stdout.reconfigure(errors="backslashreplace")

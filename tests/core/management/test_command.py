@@ -318,6 +318,12 @@ def test_a_reader_that_has_enough_is_no_error():
 
 def test_without_a_subcommand_it_says_which_there_are():
     with pytest.raises(CommandError, match="subcommand"):
+def test_a_closed_output_is_no_error():
+    command_line = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "manage.py", "jobs", "list"]
+    done = subprocess.run(command_line, cwd=ROOT, env=environment(), capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
         call_command("jobs")
 
 
