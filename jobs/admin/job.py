@@ -30,7 +30,7 @@ from jobs.lifecycle.display import shown
 from jobs.lifecycle.transitions import NEVER, due_at
 from jobs.models import WAITING, Job, State
 from jobs.models.fields import created_since
-from jobs.models.values import scrub
+from jobs.models.values import as_uuid, scrub
 from jobs.operations import selection
 from jobs.operations.actions import OPERATIONS
 from jobs.operations.selection import DIGITS, FIELDS, Selection, newest
@@ -201,6 +201,9 @@ class JobAdmin(OperableAdmin):
 
         False: no index finds the rows.
         """
+        given = rows.filter(pk=as_uuid(term), made_at__isnull=False)  # Another program's message may have any id.
+        if given.exists():
+            return given, True
         digits = term.replace("-", "").lower()
         if len(digits) == DIGITS and ID.fullmatch(digits):
             return newest(rows).filter(pk__endswith=digits), True

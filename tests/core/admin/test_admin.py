@@ -19,6 +19,7 @@ from django.utils import timezone
 from jobs.idempotency import locks
 from jobs.idempotency.locks import lock
 from jobs.models import Job, Node, State
+from jobs.models.values import as_uuid
 from tests.helpers.admin_list import ERROR, LIST, ids, links, listed, page, short
 from tests.helpers.redactions import of_job
 from tests.helpers.routers import Replica
@@ -209,6 +210,12 @@ def test_search_by_id(viewer):
     for text in (str(job.pk), job.pk.hex, str(job.pk).upper(), f"  {job.pk} ", *short(job), str(job.pk)[:30]):
         assert listed(viewer, q=text) == short(job)
     assert listed(viewer, q=uuid.uuid4()) == listed(viewer, q=uuid.uuid4().hex[:8]) == []
+
+
+@pytest.mark.parametrize("spelling", ["order-17", "deadbeef"])
+def test_search_by_the_id_that_another_program_gave(viewer, spelling):
+    job, _ = make(pk=as_uuid(spelling), made_at=timezone.now()), make()
+    assert listed(viewer, q=spelling) == short(job)
 
 
 def test_search_by_id_reads_the_primary_key(viewer):

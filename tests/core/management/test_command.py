@@ -17,6 +17,7 @@ from celery import Celery, current_app
 from django.core.management import CommandError, call_command
 from django.core.management.base import SystemCheckError
 from django.db import OperationalError
+from django.utils import timezone
 
 from jobs import checks
 from jobs import conf as project
@@ -27,6 +28,7 @@ from jobs.maintenance.rescue import Rescue
 from jobs.management.commands.jobs import Command
 from jobs.management.console.base import WISHES
 from jobs.models import Cancellation, Job, Marker
+from jobs.models.values import as_uuid
 from jobs.store import heartbeats
 from jobs.store.databases import SideDatabase
 from tests.helpers.commands import refused, run
@@ -316,14 +318,14 @@ def test_a_reader_that_has_enough_is_no_error():
     assert (done.returncode, done.stderr) == (141, b"")
 
 
-def test_without_a_subcommand_it_says_which_there_are():
-    with pytest.raises(CommandError, match="subcommand"):
 def test_a_closed_output_is_no_error():
     command_line = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "manage.py", "jobs", "list"]
     done = subprocess.run(command_line, cwd=ROOT, env=environment(), capture_output=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+def test_without_a_subcommand_it_says_which_there_are():
+    with pytest.raises(CommandError, match="subcommand"):
         call_command("jobs")
 
 
@@ -338,6 +340,12 @@ def test_a_job_is_named_by_the_digits_that_lists_show(verb):
     if verb in ("retry", "cancel"):
         job.refresh_from_db()
         assert job.state == ("cancelled" if verb == "cancel" else "ready")
+
+
+@pytest.mark.parametrize("spelling", ["order-17", "deadbeef"])
+def test_a_job_is_named_by_the_id_that_another_program_gave_it(spelling):
+    job = make(pk=as_uuid(spelling), made_at=timezone.now())
+    assert str(job.pk) in run("show", spelling)
 
 
 def test_digits_of_several_ids_list_them_and_change_nothing():
