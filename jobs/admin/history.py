@@ -13,7 +13,11 @@ from jobs.admin import html
 from jobs.inspection.frames import own_frames
 from jobs.lifecycle.transitions import NEVER
 from jobs.models import Action, Job
+from jobs.models.values import scrub
 from jobs.operations.actions import OPERATIONS
+
+#: Characters of an error that a page shows: a row that somebody wrote by hand may have megabytes.
+LONGEST = 100_000
 
 TIMES = {
     "created_at": _("created"),
@@ -58,9 +62,9 @@ def _error(entry: Any) -> dict[str, Any] | None:
     if not entry:
         return None
     if not isinstance(entry, dict):
-        return {"type": "", "message": entry}
-    at = when(entry)
-    return {**entry, "at": html.time(at) if at else "", "own": own_frames(str(entry.get("traceback") or ""))}
+        return {"type": "", "message": scrub(str(entry), LONGEST)}
+    at, entry = when(entry), {name: scrub(str(text or ""), LONGEST) for name, text in entry.items()}
+    return {**entry, "at": html.time(at) if at else "", "own": own_frames(entry.get("traceback", ""))}
 
 
 def when(entry: Any) -> datetime.datetime | None:

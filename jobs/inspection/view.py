@@ -21,6 +21,7 @@ from jobs.inspection.counts import MOST, workers
 from jobs.inspection.times import duration
 from jobs.lifecycle.display import shown
 from jobs.models import Job, Node, Pause, State
+from jobs.models.values import scrub
 from jobs.store import databases
 
 #: The columns that count the runs that did not complete.
@@ -82,7 +83,7 @@ class View:
             return None
         found = {"type": "?", "message": "", "at": "", "attempt": None}
         found |= error if isinstance(error, dict) else {"message": error}
-        return {**found, "type": str(found["type"]), "message": str(found["message"])}
+        return {**found, "type": str(found["type"]), "message": scrub(str(found["message"]), 4000)}
 
     def since(self, moment: datetime.datetime | None) -> float:
         """The seconds since a moment; negative if it is still to come."""

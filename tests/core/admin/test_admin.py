@@ -322,6 +322,12 @@ def test_a_row_that_a_person_has_edited_is_shown(viewer, odd):
     assert str(job.pk) in of_job(job)
 
 
+def test_a_page_shows_as_much_of_an_error_as_a_browser_can_draw(viewer):
+    huge = {**ERROR, "message": "m" * 3_000_000, "traceback": "t" * 3_000_000}
+    job = make("failed", error=huge, errors=["e" * 3_000_000, huge])
+    assert len(viewer.get(page(job)).content) < 1_000_000
+
+
 def test_times_are_shown_in_the_time_zone_in_force(viewer):
     job = make(created_at=datetime.datetime(2026, 5, 1, 20, 30, 15, tzinfo=datetime.UTC))
     with timezone.override("Asia/Tokyo"):
