@@ -2,7 +2,7 @@
 
 from itertools import groupby
 
-from django.db.models import OuterRef, Subquery
+from django.db.models import Exists, OuterRef, Subquery
 from django.utils.translation import gettext_lazy as _
 
 from jobs.contrib.canvas.models import Chord, ChordPart
@@ -17,16 +17,17 @@ def miscounted(search: Search) -> Rows:
     own = Chord.objects.filter(pk=OuterRef("chord_id"))
     counts = [Subquery(own.values(name)) for name in ("size", "done", "failed")]
     parts = ChordPart.objects.using(search.using).order_by("chord_id", "task_id")
+    lost = Chord.objects.using(search.using).filter(~Exists(parts.filter(chord=OuterRef("pk"))), size__gt=0)
     if not search.view.everything:
         keys, left = [], PARTS
         for key, size in Chord.objects.using(search.using).order_by("pk").values_list("pk", "size")[:CHORDS]:
             if size <= left:
                 keys.append(key)
                 left -= size
-        parts = parts.filter(chord_id__in=keys)
+        parts, lost = parts.filter(chord_id__in=keys), lost.filter(pk__in=keys)
     # Parts and counts in one statement, because they change in one commit.
     rows = parts.values_list("chord_id", *counts, "ok")
-    found = []
+    found = [*lost.values_list("pk")]
     for (key, size, *counted), group in groupby(rows, lambda row: row[:4]):
         ended = [ok for *_, ok in group]
         if [size, *counted] != [len(ended), ended.count(True), ended.count(False)] or counted == [size, 0]:

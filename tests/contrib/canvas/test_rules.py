@@ -7,7 +7,7 @@ from celery import chord
 from django.db.models import F
 
 from jobs.contrib.verify.verify import verify
-from jobs.models import Chord, Job
+from jobs.models import Chord, ChordPart, Job
 from tests import tasks
 from tests.helpers.harness import claim, run
 from tests.helpers.verifying import broken, found
@@ -28,3 +28,10 @@ def test_a_chord_whose_body_nobody_would_call_is_seen(node, off):
     assert broken(report) == {"chord-counts": 1}
     assert found(report)["chord-counts"].examples == [Chord.objects.get().pk]
     assert broken(verify(everything=True, patient=False)) == {"chord-counts": 1}
+
+
+def test_a_chord_that_lost_its_parts_is_seen(node):
+    chord([P.si("a"), P.si("b")], P.s()).delay()
+    ChordPart.objects.all().delete()
+    for everything in (False, True):
+        assert broken(verify(everything=everything, patient=False)) == {"chord-counts": 1}
