@@ -40,3 +40,16 @@ def test_a_page_follows_what_happens(page, where):
         expect(page.locator(".jobs-tile.job-running strong")).to_have_text("0", timeout=SOON)
     else:
         expect(page.locator(".job-state.job-succeeded").first).to_be_visible(timeout=SOON)
+
+
+def test_a_page_that_cannot_be_read_again_says_so(page):
+    """Here because the login has expired. Django then answers with the page to log in, which is no error."""
+    make("running")
+    page.goto(DASHBOARD)
+    told = page.get_by_text("Not up to date")
+    expect(told).to_have_count(0)
+    page.context.clear_cookies()
+    make("ready")
+    expect(told).to_be_visible(timeout=2 * SOON)
+    page.context.add_cookies([{"name": "sessionid", "value": session_of("view_job"), "url": page.url}])
+    expect(told).to_have_count(0, timeout=2 * SOON)
