@@ -239,6 +239,9 @@ def _probe(app: Any, queue: str | None, timeout: float) -> Finding:
         key = uuid.UUID(task.apply_async(queue=queue, expires=max(60.0, 2 * timeout)).id)
     except (TypeError, ValueError) as exc:
         return Finding("probe", False, f"no job can be enqueued: {exc}", "Look at --queue, --timeout and the routes.")
+    except Error as exc:
+        says = f"no job can be enqueued: {databases.describe(exc)}"
+        return Finding("probe", False, says, "Look at DATABASES: does it lead to a server that takes writes?")
     job: Job | None = None
     while time.monotonic() - began < timeout and (job is None or job.state not in ENDED):
         time.sleep(0.1)

@@ -25,7 +25,7 @@ from django.core.management.base import (
     OutputWrapper,
     SystemCheckError,
 )
-from django.db import DataError, OperationalError, ProgrammingError
+from django.db import DataError, InterfaceError, InternalError, OperationalError, ProgrammingError
 from django.utils import timezone, translation
 
 from jobs import extensions
@@ -162,7 +162,7 @@ class JobsCommand(BaseCommand):
                 raise CommandError(visible(f"No database can look for that: {exc}")) from exc
             except CommandError as exc:
                 raise CommandError(visible(str(exc)), returncode=exc.returncode) from exc.__cause__
-            except (OperationalError, ProgrammingError) as exc:
+            except (InterfaceError, InternalError, OperationalError, ProgrammingError) as exc:
                 says = f"The database says: {databases.describe(exc)}"
                 if "database is locked" in says:
                     says += ". A body that runs holds SQLite's write lock: manage.py jobs list --state running"

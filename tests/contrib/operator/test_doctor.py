@@ -9,7 +9,7 @@ import json
 import pytest
 from celery import shared_task
 from django.core.management import CommandError, call_command
-from django.db import connection
+from django.db import InternalError, connection
 from django.utils import timezone
 
 from jobs.contrib.limits import limits
@@ -92,6 +92,20 @@ def test_a_copied_database():
     assert list(found) == ["database 'default'"]
     assert "jobs adopt" in found["database 'default'"]["cure"]
     assert "1 of 1" in error
+
+
+def test_a_database_that_takes_no_writes():
+    def refuse(execute, sql, *rest):
+        if sql.startswith("INSERT"):
+            raise InternalError("cannot execute INSERT in a read-only transaction")
+        return execute(sql, *rest)
+
+    let_heartbeat(make_node())
+    with connection.execute_wrapper(refuse):
+        found, error = examine()
+    assert "no job can be enqueued: cannot execute INSERT" in found["probe"]["says"]
+    assert "takes writes" in found["probe"]["cure"]
+    assert error
 
 
 def test_a_queue_that_nobody_works_on():

@@ -16,7 +16,7 @@ import pytest
 from celery import Celery, current_app
 from django.core.management import CommandError, call_command
 from django.core.management.base import SystemCheckError
-from django.db import OperationalError
+from django.db import InterfaceError, InternalError, OperationalError
 from django.utils import timezone
 
 from jobs import checks
@@ -431,6 +431,18 @@ def test_a_terminal_that_cannot_show_a_name_ends_no_command(command):
 def test_what_no_database_takes_is_no_traceback(command, says):
     with pytest.raises(CommandError, match=says) if says else nullcontext():
         call_command("jobs", *command)
+
+
+@pytest.mark.parametrize("kind", [InterfaceError, InternalError])
+def test_a_database_that_refuses_is_no_traceback(monkeypatch, kind):
+    """Such as one that takes no writes: PostgreSQL's error is Django's ``InternalError``."""
+
+    def refused(out, args):
+        raise kind("read-only")
+
+    monkeypatch.setitem(Command.subcommands, "list", Command.subcommands["list"]._replace(run=refused))
+    with pytest.raises(CommandError, match="The database says: read-only"):
+        call_command("jobs", "list")
 
 
 def test_an_interrupted_command_says_so_and_no_more(monkeypatch, capsys):
