@@ -453,6 +453,7 @@ def look_after(run: Run) -> None:
                 "the body returned although a query of it was interrupted: its transaction cannot commit; let the "
                 "exception that struck it (SoftTimeLimitExceeded?) pass"
             )
+        store.of(run.using).validate()
     elif databases.has_transaction(run.using):
         raise ProgrammingError(
             "the body returned with an open transaction, or with autocommit off: its work would be lost; commit, and "

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from django.db import connections, transaction
+from django.db import ProgrammingError, connections, transaction
 from django.db.models import Exists, F, Q, QuerySet
 from django.db.models.functions import Now
 
@@ -299,6 +299,19 @@ class Store:
 
     def prepare_body(self) -> None:
         """Called before a body runs, in its transaction if it has one."""
+
+    def validate(self) -> None:
+        """Called after a body: raise if what it did is not, as a whole, in the transaction that began before it."""
+        self.connection.validate_no_broken_transaction()
+        if self.has_ended():
+            raise ProgrammingError(
+                "the body ended its transaction itself (COMMIT or ROLLBACK): what it did before that is committed "
+                "already, or lost; declare the task with atomic=False if it manages its transactions itself"
+            )
+
+    def has_ended(self) -> bool:
+        """Whether the body's transaction ended, and perhaps another one began, as far as the driver tells."""
+        return False
 
     def write_mutex(self) -> AbstractContextManager[Any]:
         """A block in which this process may write."""

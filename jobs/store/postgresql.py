@@ -326,6 +326,12 @@ class PostgreSQL(base.Store):
 
     def prepare_body(self) -> None:
         spare_savepoints(self.connection)
+        if self.connection.in_atomic_block:
+            count_begins(self.connection)
+
+    def has_ended(self) -> bool:
+        begun = getattr(self.connection.connection, "_jobs_begun", 0)
+        return begun > 1 or (begun == 1 and not has_begun(self.connection))
 
     def succeed(self, job: Job, result: Any, runtime: float, is_synced: bool = True) -> bool:
         """If the transaction is the body's own, the COMMIT is sent in the same message to the server."""
@@ -440,6 +446,22 @@ def _escaped(name: str, value: Any) -> str:
     return "\\N" if text is None else text.translate(_ESCAPED)
 
 
+def count_begins(connection: Any) -> None:
+    """Count from now on how many transactions psycopg begins. (psycopg2 does not show it.)"""
+    raw = connection.connection
+    if not hasattr(raw, "_get_tx_start_command"):
+        return
+    if not hasattr(raw, "_jobs_begun"):
+        begin = raw._get_tx_start_command
+
+        def counted() -> bytes:
+            raw._jobs_begun += 1
+            return begin()
+
+        raw._get_tx_start_command = counted
+    raw._jobs_begun = int(has_begun(connection))
+
+
 def spare_savepoints(connection: Any) -> None:
     """Do not send a savepoint at the very start of a transaction: rolling back to it rolls back the transaction.
 
@@ -462,6 +484,7 @@ def spare_savepoints(connection: Any) -> None:
     def savepoint_rollback(sid: str) -> None:
         if sid in spared:
             connection._rollback()
+            count_begins(connection)
         else:
             roll_back(sid)
 

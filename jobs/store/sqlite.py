@@ -89,6 +89,9 @@ class SQLite(base.Store):
             rows = cursor.execute(sql, (claim.token, claim.node.hex, *ready, claim.limit)).fetchall()
         return self.claimed(rows)
 
+    def has_ended(self) -> bool:
+        return not self.connection.connection.in_transaction
+
     write_mutex = staticmethod(write_mutex.held)
     decoders = staticmethod(_decoders)
 

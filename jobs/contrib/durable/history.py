@@ -380,7 +380,7 @@ class History:
         """Take the signal, check the fence and write the row. If one statement does it, the COMMIT goes with it."""
         is_done = None
         # Where the COMMIT goes with the statement, Django does not look.
-        store.of(self.using).connection.validate_no_broken_transaction()
+        store.of(self.using).validate()
         if state == DONE:
             is_done = write_done(self.job, row, time.monotonic() - row.began, heeds, self._deadline, takes)
         if is_done is not None:

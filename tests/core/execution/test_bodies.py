@@ -18,6 +18,7 @@ from jobs.lifecycle.worker_state import BODY, NAMED, worker_state
 from jobs.models import Job
 from jobs.store import write_mutex
 from tests import tasks
+from tests.helpers.driver import is_plain  # noqa: F401  (a mark names one)
 from tests.helpers.harness import Worker, deliver, effects, run_ready, wait_ended
 from tests.models import Effect
 
@@ -109,6 +110,42 @@ def test_a_body_that_returns_what_never_ran_has_failed(declare, made):
     assert (job.state, job.error["type"]) == ("failed", "TypeError")
     assert "async_to_sync" in job.error["message"]
     assert not effects()
+
+
+# A transaction that its body ends
+
+
+def end_by(how):
+    def body():
+        leave("before")
+        if how in ("commit", "rollback"):
+            getattr(connection.connection, how)()
+        else:
+            connection.cursor().execute(how)
+        leave("after")
+
+    return body
+
+
+@pytest.mark.skipif("connection.vendor == 'mysql' or is_plain()", reason="the driver does not tell")
+@pytest.mark.parametrize("how", ["COMMIT", "ROLLBACK", "commit", "rollback"])
+def test_a_body_that_ends_its_own_transaction_has_not_succeeded(declare, how):
+    job = ended(declare(end_by(how)))
+    assert (job.state, job.error["type"]) == ("failed", "ProgrammingError")
+    assert "atomic=False" in job.error["message"]
+    # What comes after it is rolled back where the driver begins anew.
+    assert ("before" in effects()) == (how.lower() == "commit")
+
+
+def test_a_block_that_is_rolled_back_first_is_no_end_of_the_transaction(declare):
+    def body():
+        with pytest.raises(ZeroDivisionError), transaction.atomic():
+            leave("lost")
+            raise ZeroDivisionError
+        leave("kept")
+
+    assert ended(declare(body)).state == "succeeded"
+    assert effects() == {"kept": 1}
 
 
 # A base class with its own __call__
