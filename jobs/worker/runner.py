@@ -181,6 +181,8 @@ class Runner:
                 with suppress(Error):
                     transitions.hand_back_claim(using, worker_state.node, claim.token)
                 databases.note_failure(exc, "a claim", worker_state.about("claim_failed"))
+                # A body may have left a session whose rows the driver cannot read.
+                databases.drop(using)
                 self._away[using] = time.monotonic() + AWAY_PAUSE
                 continue
             self._away.pop(using, None)

@@ -26,7 +26,7 @@ from jobs.maintenance import clock, rescue
 from jobs.maintenance.rescue import OwnJobs
 from jobs.models import Job, Node, Pause
 from jobs.models.fields import uuid7
-from jobs.store import postgresql, sessions
+from jobs.store import databases, postgresql, sessions
 from jobs.worker.runner import Runner
 from tests import tasks
 from tests.helpers import driver
@@ -802,6 +802,18 @@ def test_a_database_that_is_away_at_the_claim_ends_no_process(runner, monkeypatc
         patch.setattr(runner._claimer, "take", away)
         assert not runner.run_batch()
     wait_for(runner.run_batch, 10, "it is there again")
+    assert state(job)[0] == "succeeded"
+
+
+def test_a_session_that_the_driver_cannot_read_any_more_ends(runner, monkeypatch, caplog):
+    """A body may leave any setting behind; psycopg reads times in one style only."""
+    driver.prepares()
+    monkeypatch.setattr("jobs.worker.runner.AWAY_PAUSE", 0.0)
+    job = call(tasks.noop)
+    databases.ask("default", "SELECT set_config('datestyle', 'German', false)")
+    assert not runner.run_batch()
+    assert "a claim goes on after an error" in caplog.text
+    assert runner.run_batch()
     assert state(job)[0] == "succeeded"
 
 
