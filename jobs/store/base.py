@@ -52,6 +52,9 @@ READY = f"""(
 #: Whether any job runs, read from the index of running jobs.
 RUNS = "SELECT 1 FROM jobs_job WHERE state = 'running' ORDER BY node_id LIMIT 1"
 
+#: What a worker says of a file that is not the one it has open.
+REPLACED = "the database's file was replaced while the worker runs"
+
 #: How many queues one statement asks about, a column each: whether a job waits there.
 COLUMNS = 500
 
@@ -147,6 +150,10 @@ class Store:
         """Called when a connection was opened, in any process."""
 
     # Which database it is
+
+    def is_replaced(self) -> bool:
+        """Whether another database is now in the place of the one that is connected."""
+        return False
 
     def identify(self) -> tuple[Any, ...]:
         """What distinguishes this database from a copy of it."""

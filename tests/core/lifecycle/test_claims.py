@@ -5,13 +5,16 @@ from __future__ import annotations
 import datetime
 import os
 import re
+import shutil
 import threading
 import time
 import uuid
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from celery import Celery, current_app
-from django.db import OperationalError, connection, transaction
+from django.db import OperationalError, connection, connections, transaction
 from django.db.models import F, TextField, Value
 from django.db.models.functions import Cast, Concat, Now
 from django.test.utils import CaptureQueriesContext
@@ -27,6 +30,7 @@ from jobs.maintenance.rescue import OwnJobs
 from jobs.models import Job, Node, Pause
 from jobs.models.fields import uuid7
 from jobs.store import databases, postgresql, sessions
+from jobs.worker import supervisor
 from jobs.worker.runner import Runner
 from tests import tasks
 from tests.helpers import driver
@@ -815,6 +819,29 @@ def test_a_session_that_the_driver_cannot_read_any_more_ends(runner, monkeypatch
     assert "a claim goes on after an error" in caplog.text
     assert runner.run_batch()
     assert state(job)[0] == "succeeded"
+
+
+def test_a_file_that_is_put_in_the_place_of_a_database_is_used_from_then_on(second, runner, monkeypatch, caplog):
+    """A backup that was moved there, say."""
+    monkeypatch.setattr("jobs.worker.runner.AWAY_PAUSE", 0.0)
+    own = connections[second]
+    Node.objects.using(second).create(pk=worker_state.node, hostname="web1", pid=1)
+    job = tasks.noop.apply_async(queue=QUEUE, using=second)
+    path = Path(own.settings_dict["NAME"])
+    shutil.copy(path, path.with_suffix(".copy"))
+    own.close()
+    own.ensure_connection()
+    store.of(second).prepare(own)
+    path.with_suffix(".copy").replace(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "_exit", Mock(side_effect=SystemExit))
+        with pytest.raises(SystemExit):
+            supervisor.Supervisor(os.getpid(), {"pool": "prefork"}, -1, -1)._heartbeat()
+    assert not runner.run_batch()
+    assert "was replaced while the worker runs" in caplog.text
+    assert runner.run_batch()
+    own.close()
+    assert Job.objects.using(second).get(pk=job.id).state == "succeeded"
 
 
 def test_nodes_are_what_a_claim_is_made_for(node):
