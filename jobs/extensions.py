@@ -20,8 +20,8 @@ import path is public stands in ``jobs``. These of its files are read, if they a
     its tables, and ``COLUMNS`` and ``INDEXES`` that it adds to a job's row: a call may say such a column, and a claim
     reads it; ``OPTIONS``: which of them are options of a call, and how these may look. Read with the core's models.
 ``admin.py``, ``checks.py``, ``commands.py``, ``rules.py``, ``tasks.py``, ``template_tags.py``, ``urls.py``
-    its pages, system checks, subcommands of ``manage.py jobs``, rules of ``verify``, tasks, template tags and URLs;
-    read with the core's.
+    its pages, system checks, subcommands of ``manage.py jobs``, rules of ``verify``, tasks, template tags and filters,
+    and URLs; read with the core's. The pages are read by the extension that has the admin's.
 ``operator.py``
     its problems and their ``KINDS``, ``status`` and ``metrics``; the operator's room reads it.
 ``actions.py``

@@ -1,40 +1,10 @@
-"""``{% load jobs %}``: what pages ask for; extensions have more (their ``template_tags.py``)."""
-
-import time
-from typing import Any
+"""``{% load jobs %}``: the tags and filters of extensions (their ``template_tags.py``)."""
 
 from django import template
-from django.core.handlers.asgi import ASGIRequest
-from django.urls import NoReverseMatch, reverse
 
 from jobs import extensions
-from jobs.inspection.times import duration
-from jobs.models import Job
 
 register = template.Library()
-register.filter(duration)
 for _module in extensions.modules("template_tags"):
     register.tags |= _module.register.tags
-
-
-@register.filter
-def short_name(task: str) -> str:
-    """A task's name without the path to it."""
-    return task.rpartition(".")[2]
-
-
-@register.filter
-def at(mapping: dict[str, Any], key: Any) -> Any:
-    return mapping.get(str(key))
-
-
-@register.simple_tag(takes_context=True)
-def live_url(context: Any) -> str:
-    """The URL of the stream of changes; empty where none is, or the user may not see jobs."""
-    request, label = context.get("request"), Job._meta.app_label
-    if not isinstance(request, ASGIRequest) or not request.user.has_perm(f"{label}.view_job"):
-        return ""
-    try:
-        return f"{reverse(f'admin:{label}_live')}?since={time.time():.0f}"
-    except NoReverseMatch:
-        return ""
+    register.filters |= _module.register.filters

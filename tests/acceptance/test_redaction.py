@@ -7,7 +7,7 @@ import uuid
 import pytest
 from django.urls import reverse
 
-from jobs.admin.html import url_of
+from jobs.contrib.pages.html import url_of
 from jobs.events.models import Event
 from jobs.models import Effect, Job, Marker
 from tests.helpers.redactions import SECRET, commands, failed, of_job, redact, text_of

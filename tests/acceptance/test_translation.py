@@ -30,11 +30,11 @@ from django.utils.crypto import salted_hmac
 from django.utils.text import capfirst
 
 import jobs
-from jobs.admin.html import url_of
 from jobs.contrib.durable.models import Signal, Step
 from jobs.contrib.limits.limits import set_by_hand
 from jobs.contrib.operator import problems, status
 from jobs.contrib.operator.statistics import MINUTE
+from jobs.contrib.pages.html import url_of
 from jobs.contrib.pauses import pauses
 from jobs.contrib.schedules import rows as schedules
 from jobs.contrib.verify.verify import verify

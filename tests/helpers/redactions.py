@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 from django.core.management import call_command
 
-from jobs.admin.html import url_of
+from jobs.contrib.pages.html import url_of
 from tests.helpers.rows import make
 
 

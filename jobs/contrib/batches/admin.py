@@ -8,13 +8,13 @@ from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from jobs.admin import html
-from jobs.admin.base import ReadOnlyAdmin, buttons, may
-from jobs.admin.html import column, time_column
-from jobs.admin.job import JobAdmin
 from jobs.contrib.batches.batch import counts
 from jobs.contrib.batches.models import Batch
 from jobs.contrib.batches.rows import shown
+from jobs.contrib.pages import html
+from jobs.contrib.pages.base import ReadOnlyAdmin, buttons, may
+from jobs.contrib.pages.html import column, time_column
+from jobs.contrib.pages.job import JobAdmin
 from jobs.models import Job, State
 from jobs.models.values import as_uuid
 from jobs.operations.actions import OPERATIONS

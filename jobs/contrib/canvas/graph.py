@@ -14,7 +14,7 @@ from typing import Any
 
 from django.utils.translation import gettext, ngettext
 
-from jobs.admin import html
+from jobs.contrib.pages import html
 from jobs.models import LIVE, Job, State
 
 #: At most MOST jobs are read, and MOST boxes drawn. If a caller has more than ALIKE jobs of one task, they are one box.

@@ -12,9 +12,9 @@ from django.utils.html import format_html
 from django.utils.safestring import mark_safe
 from django.utils.translation import gettext
 
-from jobs.admin import html
-from jobs.admin.base import template_of
 from jobs.contrib.canvas import graph
+from jobs.contrib.pages import html
+from jobs.contrib.pages.base import template_of
 from jobs.inspection.times import duration
 from jobs.inspection.view import SHOWN, View
 from jobs.models import WAITING, Job, State

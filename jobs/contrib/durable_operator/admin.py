@@ -19,12 +19,12 @@ from django.utils.crypto import salted_hmac
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from jobs.admin import html
-from jobs.admin.base import ReadOnlyAdmin, by_key, may, page, template_of, whether
-from jobs.admin.html import column, time_column, url_of
 from jobs.contrib.durable.models import Signal, Step
 from jobs.contrib.durable_operator import rows as rows_of
 from jobs.contrib.durable_operator.sending import send
+from jobs.contrib.pages import html
+from jobs.contrib.pages.base import ReadOnlyAdmin, by_key, may, page, template_of, whether
+from jobs.contrib.pages.html import column, time_column, url_of
 from jobs.inspection.times import duration
 from jobs.inspection.view import SHOWN, View
 from jobs.lifecycle.display import shown

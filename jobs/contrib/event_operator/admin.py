@@ -13,13 +13,22 @@ from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from jobs.admin import history, html
-from jobs.admin.base import CountedChangeList, ReadOnlyAdmin, UncountedChangeList, apart, may, numbered, page, why_of
-from jobs.admin.html import column, time_column, url_of
 from jobs.conf import conf
 from jobs.contrib.event_operator import redaction, stages
 from jobs.contrib.event_operator.replay import replay_by, services
 from jobs.contrib.event_operator.store import names
+from jobs.contrib.pages import history, html
+from jobs.contrib.pages.base import (
+    CountedChangeList,
+    ReadOnlyAdmin,
+    UncountedChangeList,
+    apart,
+    may,
+    numbered,
+    page,
+    why_of,
+)
+from jobs.contrib.pages.html import column, time_column, url_of
 from jobs.events.models import ARGS, TRACE, Event, Subscription
 from jobs.events.relay import matches
 from jobs.events.services import BrokerError

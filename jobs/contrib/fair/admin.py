@@ -6,13 +6,13 @@ from collections.abc import Iterable
 
 from django.utils.translation import gettext
 
-from jobs.admin.base import template_of
 from jobs.conf import conf
 from jobs.contrib.fair import keys
 from jobs.contrib.fair.keys import NO_KEY
 from jobs.contrib.fair.models import KEYED
 from jobs.contrib.fair.store import KEYS
 from jobs.contrib.fair.waiting import waiting
+from jobs.contrib.pages.base import template_of
 from jobs.inspection.counts import MOST, at_least
 from jobs.lifecycle.display import shown
 from jobs.models import Job

@@ -8,8 +8,8 @@ from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.html import format_html
 
-from jobs.admin.base import may, template_of
 from jobs.contrib.kept_logs import rows
+from jobs.contrib.pages.base import may, template_of
 from jobs.inspection.view import View
 
 

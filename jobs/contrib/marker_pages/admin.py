@@ -7,9 +7,9 @@ from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
-from jobs.admin import html
-from jobs.admin.base import ReadOnlyAdmin, by_key, may, template_of
-from jobs.admin.html import column, time_column
+from jobs.contrib.pages import html
+from jobs.contrib.pages.base import ReadOnlyAdmin, by_key, may, template_of
+from jobs.contrib.pages.html import column, time_column
 from jobs.inspection.view import SHOWN, View
 from jobs.lifecycle.display import veil
 from jobs.models import Marker

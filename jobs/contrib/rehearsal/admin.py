@@ -15,10 +15,10 @@ from django.shortcuts import get_object_or_404
 from django.template.response import TemplateResponse
 from django.utils.translation import gettext
 
-from jobs.admin.base import apart, may, page, template_of
-from jobs.admin.html import url_of
-from jobs.admin.job import JobAdmin
 from jobs.conf import celery_app
+from jobs.contrib.pages.base import apart, may, page, template_of
+from jobs.contrib.pages.html import url_of
+from jobs.contrib.pages.job import JobAdmin
 from jobs.contrib.rehearsal.commands import lines
 from jobs.contrib.rehearsal.rehearse import Refused, leaves, refusal, rehearse
 from jobs.inspection.view import View

@@ -10,9 +10,9 @@ from django.utils.html import format_html
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from jobs.admin import html
-from jobs.admin.base import CountedChangeList, ReadOnlyAdmin, buttons, may, whether
-from jobs.admin.html import column, time_column
+from jobs.contrib.pages import html
+from jobs.contrib.pages.base import CountedChangeList, ReadOnlyAdmin, buttons, may, whether
+from jobs.contrib.pages.html import column, time_column
 from jobs.contrib.schedules import operations
 from jobs.contrib.schedules import rows as rows_of
 from jobs.contrib.schedules.models import Schedule

@@ -5,9 +5,9 @@ from typing import Any
 from django.utils.html import format_html_join
 from django.utils.translation import gettext_lazy as _
 
-from jobs.admin import html
-from jobs.admin.html import column
-from jobs.admin.job import JobAdmin
+from jobs.contrib.pages import html
+from jobs.contrib.pages.html import column
+from jobs.contrib.pages.job import JobAdmin
 
 
 def _links(job: Any) -> str:

@@ -8,8 +8,8 @@ from django.utils.html import escape, format_html
 from django.utils.safestring import mark_safe
 from django.utils.translation import gettext
 
-from jobs.admin import html
-from jobs.admin.base import may
+from jobs.contrib.pages import html
+from jobs.contrib.pages.base import may
 from jobs.contrib.why.explain import of
 from jobs.inspection.view import View
 from jobs.models.values import parse_uuid

@@ -47,7 +47,7 @@ def test_filters_in_words(viewer):
 
 
 def test_a_page_looks_at_so_many_jobs_and_the_next_one_goes_on(viewer, monkeypatch):
-    monkeypatch.setattr("jobs.admin.base.LOOKED_AT", 10)
+    monkeypatch.setattr("jobs.contrib.pages.base.LOOKED_AT", 10)
     rare = [make(task="shop.rare", age=age) for age in (1000, 999, 500)]
     for number in range(25):
         make("succeeded" if number % 2 else "failed", age=100 + number)
@@ -99,7 +99,7 @@ def test_the_list_is_by_time_whatever_the_ids(viewer, monkeypatch):
 
 
 def test_a_search_without_an_index_goes_on_by_time(viewer, monkeypatch):
-    monkeypatch.setattr("jobs.admin.base.LOOKED_AT", 10)
+    monkeypatch.setattr("jobs.contrib.pages.base.LOOKED_AT", 10)
     rare = []
     for age in range(60):
         name = "shop.rare" if age in (3, 25, 26, 58) else "shop.often"
@@ -239,7 +239,7 @@ def test_staff_without_permission_sees_no_node(staff):
 
 def test_a_search_ends_where_its_matches_end(viewer, monkeypatch):
     """The page after them led back to the first one."""
-    monkeypatch.setattr("jobs.admin.base.LOOKED_AT", 10)
+    monkeypatch.setattr("jobs.contrib.pages.base.LOOKED_AT", 10)
     some = [make(queue="mail", age=number).pk for number in range(8)]
     for number in range(20):
         make(age=100 + number)
@@ -254,7 +254,7 @@ def test_a_search_ends_where_its_matches_end(viewer, monkeypatch):
 
 @pytest.mark.parametrize("term", ["task:shop.rare", "queue:rare", "error:Rare", "node:web7", "shop.rare", "rare"])
 def test_a_search_that_no_index_answers_looks_at_so_many_jobs_a_page(viewer, monkeypatch, term):
-    monkeypatch.setattr("jobs.admin.base.LOOKED_AT", 10)
+    monkeypatch.setattr("jobs.contrib.pages.base.LOOKED_AT", 10)
     monkeypatch.setattr("jobs.contrib.operator.pages.jobs.ManyJobsAdmin.known_tasks", lambda self: {"shop.rare"})
     node = Node.objects.create(hostname="web7", pid=1)
     rare = make("failed", age=900, task="shop.rare", queue="rare", node=node, error={**ERROR, "type": "Rare"})

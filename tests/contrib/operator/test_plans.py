@@ -89,7 +89,7 @@ def test_what_people_select_by_has_an_index(admin_client, monkeypatch):
         "no task": lambda: page(admin_client, task="none.of.them"),
         "no queue": lambda: page(admin_client, queue="none", state__exact="succeeded"),
     }
-    monkeypatch.setattr("jobs.admin.base.LOOKED_AT", FEW // 2)
+    monkeypatch.setattr("jobs.contrib.pages.base.LOOKED_AT", FEW // 2)
     if connection.vendor == "mysql":
         # For each row it asks both indexes, from the newest row on.
         del hot["key"]

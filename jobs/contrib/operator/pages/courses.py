@@ -8,12 +8,12 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from jobs.admin import html
-from jobs.admin.base import ReadOnlyAdmin, page
 from jobs.contrib.operator.figures import FAILURES, Course, by_error
 from jobs.contrib.operator.pages.plot import LABELS, percent, plot
 from jobs.contrib.operator.statistics import spent
 from jobs.contrib.operator.status import IDLE, Live
+from jobs.contrib.pages import html
+from jobs.contrib.pages.base import ReadOnlyAdmin, page
 from jobs.inspection import counts
 from jobs.inspection.counts import at_least
 from jobs.inspection.times import duration

@@ -12,9 +12,6 @@ from django.urls import path
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from jobs.admin import html
-from jobs.admin.base import may, page
-from jobs.admin.html import url_of
 from jobs.conf import worker_command
 from jobs.contrib.operator import live, workers
 from jobs.contrib.operator.figures import FAILURES, QUEUES, Dashboard
@@ -24,6 +21,9 @@ from jobs.contrib.operator.pages.plot import LABELS, plot
 from jobs.contrib.operator.problem import INFO, Kind, Link
 from jobs.contrib.operator.problems import kinds, sentence
 from jobs.contrib.operator.statistics import spent
+from jobs.contrib.pages import html
+from jobs.contrib.pages.base import may, page
+from jobs.contrib.pages.html import url_of
 from jobs.inspection.counts import at_least
 from jobs.inspection.view import progress_of
 from jobs.models import LIVE, Job, State

@@ -20,14 +20,14 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from jobs.admin import base
-from jobs.admin.base import SEARCHED, apart, may, numbered, page
-from jobs.admin.html import url_of
-from jobs.admin.job import Created, JobAdmin, JobChangeList, StateFilter
 from jobs.conf import conf
 from jobs.contrib.operator.models import Statistic
 from jobs.contrib.operator.pages import timeline
 from jobs.contrib.operator.status import Live
+from jobs.contrib.pages import base
+from jobs.contrib.pages.base import SEARCHED, apart, may, numbered, page
+from jobs.contrib.pages.html import url_of
+from jobs.contrib.pages.job import Created, JobAdmin, JobChangeList, StateFilter
 from jobs.inspection import by_time
 from jobs.inspection.counts import at_least
 from jobs.models import LIVE, UNSUCCESSFUL, Job, State

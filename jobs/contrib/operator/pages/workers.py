@@ -14,11 +14,11 @@ from django.shortcuts import get_object_or_404
 from django.utils.translation import gettext, pgettext_lazy
 from django.utils.translation import gettext_lazy as _
 
-from jobs.admin import html
-from jobs.admin.base import CountedChangeList, ReadOnlyAdmin, buttons, may, page, whether, why_of
-from jobs.admin.html import column, time_column, url_of
 from jobs.conf import conf
 from jobs.contrib.operator import workers
+from jobs.contrib.pages import html
+from jobs.contrib.pages.base import CountedChangeList, ReadOnlyAdmin, buttons, may, page, whether, why_of
+from jobs.contrib.pages.html import column, time_column, url_of
 from jobs.inspection import counts
 from jobs.inspection.times import duration
 from jobs.models import Job, Node, State

@@ -9,7 +9,7 @@ from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext_lazy as _
 
-from jobs.admin import html
+from jobs.contrib.pages import html
 from jobs.inspection.frames import own_frames
 from jobs.lifecycle.transitions import NEVER
 from jobs.models import Action, Job

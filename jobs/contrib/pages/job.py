@@ -18,12 +18,12 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from jobs.admin import history, html
-from jobs.admin.base import SEARCHED, UncountedChangeList, may
-from jobs.admin.html import NOTHING, column
-from jobs.admin.operate import OperableAdmin
 from jobs.calling.options import says_how_to_retry
 from jobs.conf import celery_app, conf
+from jobs.contrib.pages import history, html
+from jobs.contrib.pages.base import SEARCHED, UncountedChangeList, may
+from jobs.contrib.pages.html import NOTHING, column
+from jobs.contrib.pages.operate import OperableAdmin
 from jobs.inspection.times import duration
 from jobs.inspection.view import View, look_up, progress_of
 from jobs.lifecycle.display import shown

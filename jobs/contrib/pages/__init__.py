@@ -1,0 +1,1 @@
+"""The jobs in the admin: a list that stays fast, a page for each with its history, and what all other pages share."""
