@@ -30,6 +30,6 @@ class KeptLogs(Extension):
         LogLines.objects.using(using).filter(job__in=jobs.values("pk"))._raw_delete(using)
 
     def parts(self, page: str, request: Any, about: Any) -> Mapping[str, str]:
-        from jobs.contrib.kept_logs import admin
+        from jobs.contrib.kept_logs import page as its
 
-        return admin.job_page(request, about) if page == "job" else {}
+        return its.job_page(request, about) if page == "job" else {}

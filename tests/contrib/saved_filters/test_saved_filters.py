@@ -11,7 +11,7 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django.urls import reverse
 
-from jobs.contrib.saved_filters import admin
+from jobs.contrib.saved_filters import page as filters_page
 from jobs.contrib.saved_filters.models import SavedFilter
 from tests.helpers.admin_list import LIST
 
@@ -94,7 +94,7 @@ def test_what_is_no_filter_or_has_no_name_is_not_saved(clients, name, query):
 
 
 def test_there_is_an_end_to_them(clients, monkeypatch):
-    monkeypatch.setattr(admin, "MOST", 2)
+    monkeypatch.setattr(filters_page, "MOST", 2)
     for name in ("a", "b", "c", "b"):
         response = save(clients["ada"], name)
     assert [*saved(clients["ada"])] == ["a", "b"]
