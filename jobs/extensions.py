@@ -21,7 +21,7 @@ import path is public stands in ``jobs``. These of its files are read, if they a
     reads it; ``OPTIONS``: which of them are options of a call, and how these may look. Read with the core's models.
 ``admin.py``, ``checks.py``, ``commands.py``, ``rules.py``, ``tasks.py``, ``template_tags.py``, ``urls.py``
     its pages, system checks, subcommands of ``manage.py jobs``, rules of ``verify``, tasks, template tags and filters,
-    and URLs; read with the core's. The pages are read by the extension that has the admin's.
+    and URLs; read with the core's. What has the admin reads the pages, and what has ``manage.py jobs`` the subcommands.
 ``operator.py``
     its problems and their ``KINDS``, ``status`` and ``metrics``; the operator's room reads it.
 ``actions.py``

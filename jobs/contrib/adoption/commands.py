@@ -6,7 +6,7 @@ from django.core.management.base import CommandError
 
 from jobs.conf import conf
 from jobs.contrib.adoption import activation
-from jobs.management.console.base import DRY_RUN, JobsCommand, option, subcommand
+from jobs.contrib.console.base import DRY_RUN, JobsCommand, option, subcommand
 
 
 @subcommand(

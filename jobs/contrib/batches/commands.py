@@ -8,7 +8,7 @@ from django.core.management.base import CommandError
 from jobs.conf import conf
 from jobs.contrib.batches.batch import counts
 from jobs.contrib.batches.models import Batch
-from jobs.management.console.base import LIMIT, LOOK, JobsCommand, local, subcommand
+from jobs.contrib.console.base import LIMIT, LOOK, JobsCommand, local, subcommand
 from jobs.models import State
 
 

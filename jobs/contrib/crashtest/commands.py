@@ -8,7 +8,7 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from jobs.management.console.base import PROVE, JobsCommand, option, project_app, reported, subcommand
+from jobs.contrib.console.base import PROVE, JobsCommand, option, project_app, reported, subcommand
 from jobs.operations.selection import full_name
 
 

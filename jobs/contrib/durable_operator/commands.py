@@ -9,6 +9,8 @@ from django.core.management.base import CommandError
 from django.db import transaction
 
 from jobs.conf import conf, did_you_mean
+from jobs.contrib.console.base import ID, LIMIT, LOOK, MEND, JobsCommand, local, me, option, reported, subcommand
+from jobs.contrib.console.change import key_of
 from jobs.contrib.durable import history, signals, store
 from jobs.contrib.durable.models import Step
 from jobs.contrib.durable_operator import rows
@@ -16,8 +18,6 @@ from jobs.contrib.durable_operator.sending import send, taker
 from jobs.inspection.times import duration
 from jobs.inspection.view import look_up
 from jobs.lifecycle.display import shown
-from jobs.management.console.base import ID, LIMIT, LOOK, MEND, JobsCommand, local, me, option, reported, subcommand
-from jobs.management.console.change import key_of
 from jobs.models import ENDED, Job, State
 from jobs.models.values import parsed
 from jobs.operations import note

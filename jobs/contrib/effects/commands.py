@@ -7,10 +7,10 @@ from itertools import chain
 from django.core.management.base import CommandError
 
 from jobs.conf import conf
+from jobs.contrib.console.base import MEND, JobsCommand, option, reported, subcommand
 from jobs.contrib.effects.operations import clear_up
 from jobs.contrib.effects.rows import status, unsettled
 from jobs.lifecycle.display import veil
-from jobs.management.console.base import MEND, JobsCommand, option, reported, subcommand
 from jobs.models.values import parsed
 
 

@@ -11,13 +11,13 @@ from django.core.management.base import CommandError
 from django.db.models import QuerySet
 
 from jobs.conf import celery_app, conf, import_tasks
+from jobs.contrib.console.base import DRY_RUN, LOOK, JobsCommand, local, option, project_app, reported, subcommand
 from jobs.contrib.event_operator import replay
 from jobs.contrib.event_operator.redaction import data_of, veil
 from jobs.contrib.event_operator.stages import stage
 from jobs.events import declare
 from jobs.events.models import Event
 from jobs.events.services import BrokerError
-from jobs.management.console.base import DRY_RUN, LOOK, JobsCommand, local, option, project_app, reported, subcommand
 from jobs.models import Job
 from jobs.models.values import parse_uuid
 from jobs.operations.selection import moment

@@ -4,9 +4,9 @@ from argparse import Namespace
 
 from django.core.management.base import CommandError
 
+from jobs.contrib.console.base import DRY_RUN, REASON, JobsCommand, me, option, reported, subcommand
 from jobs.contrib.forgetting.forget import forget as forget_all
 from jobs.contrib.tags.tags import parse
-from jobs.management.console.base import DRY_RUN, REASON, JobsCommand, me, option, reported, subcommand
 
 
 @subcommand(

@@ -6,9 +6,9 @@ from typing import Any
 from django.core.management.base import CommandError
 from django.utils import timezone
 
+from jobs.contrib.console.base import ID, LOOK, JobsCommand, option, subcommand
+from jobs.contrib.console.change import key_of
 from jobs.contrib.kept_logs import rows
-from jobs.management.console.base import ID, LOOK, JobsCommand, option, subcommand
-from jobs.management.console.change import key_of
 from jobs.models import Job
 from jobs.store import databases
 

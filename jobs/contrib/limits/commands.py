@@ -6,11 +6,11 @@ from argparse import Namespace
 
 from django.core.management.base import CommandError
 
+from jobs.contrib.console.base import REASON, STEER, JobsCommand, me, option, reported, subcommand
+from jobs.contrib.console.change import warn_of_unknown
 from jobs.contrib.limits import limits
 from jobs.contrib.limits.limits import name_of
 from jobs.contrib.limits.usage import usage
-from jobs.management.console.base import REASON, STEER, JobsCommand, me, option, reported, subcommand
-from jobs.management.console.change import warn_of_unknown
 from jobs.operations.selection import one_task
 
 

@@ -4,8 +4,8 @@ import sys
 from argparse import Namespace
 from contextlib import redirect_stdout
 
+from jobs.contrib.console.base import JobsCommand, option, subcommand
 from jobs.contrib.mcp.server import FIXED, READING, Server
-from jobs.management.console.base import JobsCommand, option, subcommand
 
 
 @subcommand(

@@ -12,7 +12,7 @@ from django.db import close_old_connections
 
 from jobs import __version__
 from jobs.conf.logs import logger
-from jobs.management.console.base import JobsCommand, Option, Subcommand
+from jobs.contrib.console.base import JobsCommand, Option, Subcommand
 from jobs.models.values import parsed
 
 #: Versions of the protocol. A client that asks for another one is offered the first, and may leave.

@@ -7,6 +7,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from jobs.conf import worker_command
+from jobs.contrib.console.base import LOOK, STEER, JobsCommand, me, option, reported, subcommand
 from jobs.contrib.operator import problems, workers
 from jobs.contrib.operator import status as now
 from jobs.contrib.operator.doctor import doctor
@@ -15,7 +16,6 @@ from jobs.contrib.operator.project.init import init
 from jobs.contrib.operator.top import top
 from jobs.inspection.counts import at_least
 from jobs.inspection.times import duration
-from jobs.management.console.base import LOOK, STEER, JobsCommand, me, option, reported, subcommand
 from jobs.models import ENDED, LIVE, State
 
 

@@ -10,12 +10,12 @@ from django.core.management.base import CommandError
 from django.utils import timezone
 
 from jobs.conf.logs import visible
+from jobs.contrib.console.base import LOOK, JobsCommand, option, subcommand
 from jobs.contrib.operator.figures import Dashboard
 from jobs.contrib.operator.problems import sentence
 from jobs.inspection.counts import at_least
 from jobs.inspection.times import duration
 from jobs.inspection.view import progress_of
-from jobs.management.console.base import LOOK, JobsCommand, option, subcommand
 from jobs.models import ENDED, LIVE
 from jobs.operations.selection import DIGITS
 

@@ -2,10 +2,10 @@
 
 from argparse import Namespace
 
+from jobs.contrib.console.base import REASON, STEER, JobsCommand, me, option, reported, subcommand
+from jobs.contrib.console.change import warn_of_unknown
 from jobs.contrib.pauses import pauses
 from jobs.inspection import counts
-from jobs.management.console.base import REASON, STEER, JobsCommand, me, option, reported, subcommand
-from jobs.management.console.change import warn_of_unknown
 
 
 @subcommand(option("names", "the name of a queue", nargs="*", metavar="QUEUE"), REASON, wish=STEER)

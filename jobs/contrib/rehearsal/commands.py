@@ -6,9 +6,9 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
+from jobs.contrib.console.base import ID, PROVE, JobsCommand, option, project_app, reported, subcommand
+from jobs.contrib.console.change import key_of
 from jobs.contrib.rehearsal.rehearse import Refused, rehearse
-from jobs.management.console.base import ID, PROVE, JobsCommand, option, project_app, reported, subcommand
-from jobs.management.console.change import key_of
 
 
 @subcommand(ID, option("--dry-run", "roll back whatever it does: the only way so far", action="store_true"), wish=PROVE)

@@ -4,4 +4,4 @@ from jobs.doors import Extension
 
 
 class RichTables(Extension):
-    instead = {"jobs.management.console.tables.table": "jobs.contrib.rich_tables.tables.table"}
+    instead = {"jobs.contrib.console.tables.table": "jobs.contrib.rich_tables.tables.table"}

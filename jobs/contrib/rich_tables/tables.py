@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Sequence
 from typing import Any
 
-from jobs.management.console import tables
+from jobs.contrib.console import tables
 from jobs.models import ENDED, LIVE
 
 #: Columns whose cells are not wrapped; and the colours of states.

@@ -1,4 +1,4 @@
-"""Django's admin reads this, perhaps before that of ``jobs``. Where there are pages, its own comes behind the others."""
+"""Django's admin reads this, perhaps before that of ``jobs``. Where there are pages, its own comes last."""
 
 import jobs.admin  # noqa: F401
 from jobs import extensions

@@ -7,9 +7,9 @@ from argparse import Namespace
 from django.core.management.base import CommandError
 
 from jobs import extensions
+from jobs.contrib.console.base import REASON, STEER, JobsCommand, local, me, option, reported, subcommand
 from jobs.contrib.schedules import operations
 from jobs.contrib.schedules import rows as rows_of
-from jobs.management.console.base import REASON, STEER, JobsCommand, local, me, option, reported, subcommand
 
 
 @subcommand(

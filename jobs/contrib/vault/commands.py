@@ -9,9 +9,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
 
 from jobs.conf import conf, loaded_app
+from jobs.contrib.console.base import DRY_RUN, JobsCommand, option, reported, subcommand
 from jobs.contrib.vault.seal import FOLLOWERS, inside, sealed
 from jobs.contrib.vault.tokens import CannotDecrypt, new_key, renewed
-from jobs.management.console.base import DRY_RUN, JobsCommand, option, reported, subcommand
 from jobs.models import Job
 from jobs.store import databases
 

@@ -7,8 +7,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
 
 from jobs.conf import conf
+from jobs.contrib.console.base import PROVE, JobsCommand, option, reported, subcommand
 from jobs.contrib.verify import verify as promise
-from jobs.management.console.base import PROVE, JobsCommand, option, reported, subcommand
 
 
 @subcommand(

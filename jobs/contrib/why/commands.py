@@ -5,9 +5,9 @@ from argparse import Namespace
 from django.core.management.base import CommandError
 from django.utils.translation import gettext
 
+from jobs.contrib.console.base import ID, LOOK, JobsCommand, subcommand
+from jobs.contrib.console.change import key_of
 from jobs.contrib.why.explain import explain
-from jobs.management.console.base import ID, LOOK, JobsCommand, subcommand
-from jobs.management.console.change import key_of
 from jobs.models import State
 
 

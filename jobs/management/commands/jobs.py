@@ -1,13 +1,15 @@
-"""``manage.py jobs``, with its subcommands in the order of the help."""
+"""``manage.py jobs``: an extension has the command, and its subcommands."""
 
-from itertools import chain
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
 
 from jobs import extensions
-from jobs.management.console import change, look, maintain
-from jobs.management.console.base import JobsCommand, Subcommand
 
 
-class Command(JobsCommand):
-    modules = (look, change, maintain, *extensions.modules("commands"))
-    found = chain(change.OF_JOBS, *(vars(module).values() for module in modules))
-    subcommands = {each.name: each for each in found if isinstance(each, Subcommand)}
+class NoCommand(BaseCommand):
+    def handle(self, *args: Any, **options: Any) -> None:
+        raise CommandError("There are no subcommands: the extension that has them is not installed.")
+
+
+Command = extensions.instead(NoCommand)

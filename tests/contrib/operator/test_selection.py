@@ -12,7 +12,7 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 from django.utils import timezone
 
-from jobs.management.console.base import me
+from jobs.contrib.console.base import me
 from jobs.models import Action, Job, Marker
 from jobs.operations.selection import Selection, moment
 from tests import tasks

@@ -8,7 +8,6 @@ import uuid
 
 import pytest
 from celery import shared_task
-from django.core.management import CommandError, call_command
 from django.db import IntegrityError, connection, transaction
 from django.utils import timezone
 
@@ -17,6 +16,7 @@ from jobs.conf import conf, syncpoints
 from jobs.lifecycle import transitions
 from jobs.maintenance import rescue
 from jobs.models import Job
+from jobs.operations.actions import OPERATIONS
 from tests import tasks
 from tests.conftest import not_installed
 from tests.faults.database import use
@@ -220,7 +220,7 @@ def test_rescue_does_not_wait_for_a_caller(node, settings):
 
 
 @pytest.mark.database
-def test_replay_while_somebody_may_take_the_key(node, settings, capsys):
+def test_replay_while_somebody_may_take_the_key(node, settings):
     if connection.vendor != "postgresql":
         pytest.skip("SQLite has one writer")
     settings.JOBS = {**settings.JOBS, "UNIQUE_WAIT": 0.3}
@@ -230,21 +230,21 @@ def test_replay_while_somebody_may_take_the_key(node, settings, capsys):
     with open_transaction(lambda: tasks.summary.delay("mon")):
         with pytest.raises(UniqueBusy, match="in a moment"):
             transitions.retry_by_hand(uuid.UUID(one.id), "default")
-        with pytest.raises(CommandError, match="1 of 2"):
-            call_command("jobs", "retry", one.id, two.id)
+        outcomes = [OPERATIONS["retry"].attempt(uuid.UUID(each.id)) for each in (one, two)]
+        assert [each.is_done for each in outcomes] == [False, True]
     assert Job.objects.get(pk=two.id).state == "ready", "the others are retried"
 
 
 @pytest.mark.database
-def test_replay_of_a_job_whose_key_is_taken(node, capsys):
+def test_replay_of_a_job_whose_key_is_taken(node):
     one = tasks.summary.delay("mon", how="fails")
     deliver(one)
     holder = tasks.summary.delay("mon")
     with pytest.raises(UniqueTaken, match=holder.id):
         transitions.retry_by_hand(uuid.UUID(one.id), "default")
-    with pytest.raises(CommandError, match="could not be retried"):
-        call_command("jobs", "retry", one.id)
-    assert holder.id in capsys.readouterr().out
+    outcome = OPERATIONS["retry"].attempt(uuid.UUID(one.id))
+    assert not outcome.is_done
+    assert holder.id in outcome.says
     deliver(holder)
     assert transitions.retry_by_hand(uuid.UUID(one.id), "default")
 
@@ -341,13 +341,12 @@ def test_unique_for_is_over_for_a_retry_too(node):
     assert Job.objects.get(pk=one.id).state == "ready"
 
 
-def test_unique_for_is_over_for_a_replay_too(node, capsys):
+def test_unique_for_is_over_for_a_replay_too(node):
     one = tasks.summary_for_a_while.delay("mon")
     Job.objects.update(state="cancelled", finished_at=timezone.now(), error=ERROR)
     tasks.summary_for_a_while.delay("mon")
     Job.objects.filter(pk=one.id).update(unique_expires_at=transitions.now_plus(-1))
-    call_command("jobs", "retry", one.id, "--dry-run")
-    assert "would be retried (is cancelled)" in capsys.readouterr().out
+    assert OPERATIONS["retry"].attempt(uuid.UUID(one.id), dry_run=True).says == "would be retried (is cancelled)"
     assert transitions.retry_by_hand(uuid.UUID(one.id), "default")
     assert Job.objects.filter(state="ready").count() == 2
 

@@ -17,10 +17,10 @@ from kombu.common import Broadcast
 from jobs import checks
 from jobs.calling.options import check_call, check_declaration
 from jobs.conf import conf, problems, task_options
+from jobs.contrib.console.base import PROVE, JobsCommand, option, project_app, reported, subcommand
 from jobs.contrib.operator import checks as project
 from jobs.contrib.operator.project import source
 from jobs.contrib.operator.project.source import BREAKS, DIFFERS, NEEDLESS, Finding
-from jobs.management.console.base import PROVE, JobsCommand, option, project_app, reported, subcommand
 from jobs.models.values import normalize
 
 #: What ``audit`` cannot see. It is printed, so that no reader relies on ``audit`` for it.

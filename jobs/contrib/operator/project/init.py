@@ -15,9 +15,9 @@ from django.core.management.base import CommandError
 
 from jobs import checks
 from jobs.conf import celery_app, conf
+from jobs.contrib.console.base import JobsCommand, option, subcommand
 from jobs.contrib.operator.project.inherited import Family
 from jobs.contrib.operator.project.source import last_name
-from jobs.management.console.base import JobsCommand, option, subcommand
 
 CELERY = """\
 import os

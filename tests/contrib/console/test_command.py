@@ -22,11 +22,11 @@ from django.utils import timezone
 from jobs import checks
 from jobs import conf as project
 from jobs.conf import conf
+from jobs.contrib.console.base import WISHES
 from jobs.lifecycle import transitions
 from jobs.lifecycle.transitions import NEVER
 from jobs.maintenance.rescue import Rescue
 from jobs.management.commands.jobs import Command
-from jobs.management.console.base import WISHES
 from jobs.models import Cancellation, Job, Marker
 from jobs.models.values import as_uuid
 from jobs.store import heartbeats

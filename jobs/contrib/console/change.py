@@ -14,8 +14,8 @@ from django.core.management.base import CommandError
 from django.utils.translation import gettext
 
 from jobs.conf import conf, did_you_mean, loaded_app
+from jobs.contrib.console.base import DRY_RUN, ID, MEND, JobsCommand, Subcommand, me, option, reported
 from jobs.inspection import counts
-from jobs.management.console.base import DRY_RUN, ID, MEND, JobsCommand, Subcommand, me, option, reported
 from jobs.models import Job, State
 from jobs.operations.actions import OPERATIONS, Operation, Outcome
 from jobs.operations.selection import FIELDS, Selection, full_name, identify

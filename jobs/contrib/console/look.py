@@ -10,12 +10,12 @@ from django.core.management.base import CommandError
 from django.utils import timezone
 
 from jobs.conf import conf
+from jobs.contrib.console.base import ID, LIMIT, LOOK, JobsCommand, local, option, subcommand
+from jobs.contrib.console.change import WHICH, key_of, which
 from jobs.inspection import by_time
 from jobs.inspection.view import progress_of
 from jobs.lifecycle.display import shown, veil
 from jobs.lifecycle.transitions import due_at
-from jobs.management.console.base import ID, LIMIT, LOOK, JobsCommand, local, option, subcommand
-from jobs.management.console.change import WHICH, key_of, which
 from jobs.models import ENDED, Action, Job, Node
 from jobs.operations.selection import DIGITS
 from jobs.store import databases

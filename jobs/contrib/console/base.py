@@ -32,7 +32,7 @@ from jobs import extensions
 from jobs.checks import OF_DJANGO
 from jobs.conf import celery_app, import_tasks
 from jobs.conf.logs import CONTROLS, visible
-from jobs.management.console.tables import fit, table
+from jobs.contrib.console.tables import fit, table
 from jobs.store import databases
 
 Option = tuple[str, dict[str, Any]]

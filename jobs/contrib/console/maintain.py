@@ -12,9 +12,9 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from jobs.conf import conf
+from jobs.contrib.console.base import DRY_RUN, JobsCommand, option, project_app, subcommand
 from jobs.maintenance.prune import Prune
 from jobs.maintenance.rescue import Rescue
-from jobs.management.console.base import DRY_RUN, JobsCommand, option, project_app, subcommand
 from jobs.store import databases, identity
 
 ONCE = option("--once", "do it once, report and end", action="store_true")

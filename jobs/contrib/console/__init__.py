@@ -1,0 +1,1 @@
+"""`manage.py jobs`: look at jobs, change them, maintain them; and what the subcommands of other extensions share."""
