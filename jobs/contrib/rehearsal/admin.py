@@ -19,8 +19,8 @@ from jobs.conf import celery_app
 from jobs.contrib.pages.base import apart, may, page, template_of
 from jobs.contrib.pages.html import url_of
 from jobs.contrib.pages.job import JobAdmin
-from jobs.contrib.rehearsal.commands import lines
 from jobs.contrib.rehearsal.rehearse import Refused, leaves, refusal, rehearse
+from jobs.contrib.rehearsal.report import lines
 from jobs.inspection.view import View
 from jobs.models.values import Repr
 
