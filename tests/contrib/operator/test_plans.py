@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
@@ -95,3 +96,16 @@ def test_what_people_select_by_has_an_index(admin_client, monkeypatch):
         del hot["key"]
     for name, query in hot.items():
         assert_indexed(name, query)
+
+
+@pytest.mark.slow
+def test_what_is_counted_before_a_confirmation_is_not_sorted(admin_client):
+    make_history()
+    key = str(Job.objects.filter(state="ready")[0].pk)
+    with CaptureQueriesContext(connection) as queries:
+        url = reverse("admin:jobs_job_changelist")
+        assert admin_client.post(url, {"action": "cancel", "_selected_action": key}).status_code == 200
+    counts = [query["sql"] for query in queries if query["sql"].startswith("SELECT COUNT(*) FROM (")]
+    assert len(counts) == 3
+    for sql in counts:
+        assert "ORDER BY" not in sql

@@ -19,7 +19,7 @@ from django.utils import timezone
 from jobs.idempotency import locks
 from jobs.idempotency.locks import lock
 from jobs.models import Job, Node, State
-from jobs.models.values import as_uuid
+from jobs.models.values import DEPTH, as_uuid
 from tests.helpers.admin_list import ERROR, LIST, ids, links, listed, page, short
 from tests.helpers.redactions import of_job
 from tests.helpers.routers import Replica
@@ -418,3 +418,14 @@ def test_pages_show_and_change_what_is_in_the_jobs_database(second, settings, ad
     assert admin_client.get(page).status_code == 200
     admin_client.post(reverse("admin:jobs_job_operate_one", args=[job.pk]), {"operation": "cancel"})
     assert Job.objects.using("default").get().state == "cancelled"
+
+
+def test_what_is_nested_as_deep_as_it_may_be_can_be_shown(admin_client):
+    """A page has a deeper stack than a call."""
+    deep = "s3cret"
+    for _ in range(DEPTH - 3):
+        deep = [deep]
+    for call in ([deep], {"note": deep}):
+        job = Job.objects.get(pk=noop.delay_many([call])[0].id)
+        assert admin_client.get(reverse("admin:jobs_job_change", args=[job.pk])).status_code == 200
+    assert admin_client.get(LIST).status_code == 200
