@@ -9,7 +9,7 @@ import path is public stands in ``jobs``. These of its files are read, if they a
     ``PUBLIC``: names of ``jobs`` and of its packages (``testing.assert_idempotent``), and in which of its modules each
     is. ``PRIVATE``: what it uses of Celery, kombu, billiard and Django that is private.
     ``TASKS``: names of tasks of its own, which are not the project's.
-    ``PART_OF``: the extension without which it takes no part. Of an app of its own also ``SETTINGS``: the keys of
+    ``PART_OF``: the extensions without which it takes no part. Of an app of its own also ``SETTINGS``: the keys of
     ``settings.JOBS`` that mean nothing without it.
 ``settings.py``
     ``Settings``, a frozen dataclass: its keys of ``settings.JOBS``; ``RULES``: what they must be (``jobs.conf``).
@@ -25,7 +25,7 @@ import path is public stands in ``jobs``. These of its files are read, if they a
 ``operator.py``
     its problems and their ``KINDS``, ``status`` and ``metrics``; the operator's room reads it.
 ``actions.py``
-    what else people may do to jobs; read with the core's operations.
+    what else people may do to jobs; read with the operations.
 ``templates``
     what its pages ``render``. Django looks for templates in the folders of apps only.
 ``apps.py``
@@ -73,7 +73,10 @@ def present() -> dict[str, Path]:
     apps.check_apps_ready()
     own_app = {name for name, folder in folders().items() if (folder / "apps.py").exists()}
     found = {name: folder for name, folder in folders().items() if name not in own_app or apps.is_installed(name)}
-    return {name: found[name] for name in found if getattr(import_module(name), "PART_OF", name) in found}
+    while lost := [name for name in found if not {*getattr(import_module(name), "PART_OF", ())} <= found.keys()]:
+        for name in lost:
+            del found[name]
+    return found
 
 
 class OwnApp(AppConfig):

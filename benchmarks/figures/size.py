@@ -112,8 +112,8 @@ class Size(Figure):
 
 
 def _fill(scene: Scene, rows: int) -> None:
+    from jobs.contrib.inspection.counts import paused
     from jobs.contrib.pauses import pauses
-    from jobs.inspection.counts import paused
 
     if WAITING in paused():
         return

@@ -369,7 +369,7 @@ class Cancellation(models.Model):
 
 
 class Action(models.Model):
-    """What a person did to a job (``jobs.operations.actions``)."""
+    """What a person did to a job (``contrib/operations``)."""
 
     id = models.BigAutoField(primary_key=True)
     job = models.UUIDField(_("job"))

@@ -31,7 +31,9 @@ from django.utils.text import capfirst
 
 import jobs
 from jobs.contrib.durable.models import Signal, Step
+from jobs.contrib.inspection.view import SHOWN
 from jobs.contrib.limits.limits import set_by_hand
+from jobs.contrib.operations.actions import OPERATIONS
 from jobs.contrib.operator import problems, status
 from jobs.contrib.operator.statistics import MINUTE
 from jobs.contrib.pages.html import url_of
@@ -40,11 +42,9 @@ from jobs.contrib.schedules import rows as schedules
 from jobs.contrib.verify.verify import verify
 from jobs.errors import UniqueTaken
 from jobs.events.models import Event, Subscription
-from jobs.inspection.view import SHOWN
 from jobs.lifecycle import transitions
 from jobs.lifecycle.transitions import NEVER
 from jobs.models import Action, Batch, Cancellation, Effect, Instance, Job, Marker, Node, Schedule
-from jobs.operations.actions import OPERATIONS
 from tests.conftest import not_installed
 from tests.contrib.events.rows import open_ones
 from tests.contrib.operator.tallies import tally

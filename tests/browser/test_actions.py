@@ -12,8 +12,8 @@ from django.utils import timezone
 from playwright.sync_api import expect
 
 from jobs.contrib.durable.models import Signal, Step
+from jobs.contrib.inspection.counts import paused
 from jobs.contrib.operator.pages import jobs as many
-from jobs.inspection.counts import paused
 from jobs.lifecycle.transitions import NEVER
 from jobs.models import Action, Cancellation, Effect, Job, Marker, Pause
 from tests import tasks

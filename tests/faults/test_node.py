@@ -9,7 +9,7 @@ import pytest
 from celery import shared_task
 
 from jobs.conf import conf
-from jobs.inspection import counts
+from jobs.contrib.inspection import counts
 from jobs.models import Job, Node
 from tests import tasks
 from tests.faults.guards import Without, guard

@@ -1,5 +1,5 @@
 """Many jobs with one name, one bar and one end: ``jobs.batch``."""
 
-PART_OF = "jobs.contrib.stock_calls"
+PART_OF = ("jobs.contrib.stock_calls",)
 
 PUBLIC = {"batch": "batch"}

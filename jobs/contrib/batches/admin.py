@@ -11,13 +11,13 @@ from django.utils.translation import gettext_lazy as _
 from jobs.contrib.batches.batch import counts
 from jobs.contrib.batches.models import Batch
 from jobs.contrib.batches.rows import shown
+from jobs.contrib.operations.actions import OPERATIONS
 from jobs.contrib.pages import html
 from jobs.contrib.pages.base import ReadOnlyAdmin, buttons, may
 from jobs.contrib.pages.html import column, time_column
 from jobs.contrib.pages.job import JobAdmin
 from jobs.models import Job, State
 from jobs.models.values import as_uuid
-from jobs.operations.actions import OPERATIONS
 
 #: The operations that the page offers for all jobs of a batch.
 WHOLE = ("retry", "cancel", "kill")

@@ -63,7 +63,7 @@ class Batches(Extension):
         return {}
 
     def selects(self) -> dict[str, Any]:
-        from jobs.operations.selection import Field, read_id
+        from jobs.contrib.operations.selection import Field, read_id
 
         example, says = "6f1c2a34-0d7e-4b7c-9a52-3d2f7f0f2a11", "all jobs of a batch, by its id"
         return {"batch": Field(_("Batch"), example, says, "batch_id", read_id)}

@@ -11,7 +11,7 @@ from django.utils.translation import gettext, ngettext
 
 from jobs.contrib.batches.batch import counts
 from jobs.contrib.batches.models import Batch
-from jobs.inspection.view import Other, Reason
+from jobs.contrib.inspection.view import Other, Reason
 from jobs.models import ENDED, LIVE, UNSUCCESSFUL, Job, State
 from jobs.store import databases
 

@@ -1,6 +1,6 @@
 """What follows a job: links, chains, groups, chords, errbacks, and tasks that replace others."""
 
-PART_OF = "jobs.contrib.stock_calls"
+PART_OF = ("jobs.contrib.stock_calls",)
 
 TASKS = ("jobs.ended",)
 

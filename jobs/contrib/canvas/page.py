@@ -13,10 +13,10 @@ from django.utils.safestring import mark_safe
 from django.utils.translation import gettext
 
 from jobs.contrib.canvas import graph
+from jobs.contrib.inspection.times import duration
+from jobs.contrib.inspection.view import SHOWN, View
 from jobs.contrib.pages import html
 from jobs.contrib.pages.base import template_of
-from jobs.inspection.times import duration
-from jobs.inspection.view import SHOWN, View
 from jobs.models import WAITING, Job, State
 
 ZERO = datetime.timedelta()

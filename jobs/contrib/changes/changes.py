@@ -16,11 +16,11 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from jobs.conf import did_you_mean
+from jobs.contrib.operations.actions import OPERATIONS
+from jobs.contrib.operations.selection import FIELDS, Selection, full_name, identify
 from jobs.lifecycle.run import current_job
 from jobs.models import Job, State
 from jobs.models.values import plain
-from jobs.operations.actions import OPERATIONS
-from jobs.operations.selection import FIELDS, Selection, full_name, identify
 
 #: Fields under the names that they have here.
 NAMES = {"tags": "tag"}

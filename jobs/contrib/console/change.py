@@ -15,10 +15,10 @@ from django.utils.translation import gettext
 
 from jobs.conf import conf, did_you_mean, loaded_app
 from jobs.contrib.console.base import DRY_RUN, ID, MEND, JobsCommand, Subcommand, me, option, reported
-from jobs.inspection import counts
+from jobs.contrib.inspection import counts
+from jobs.contrib.operations.actions import OPERATIONS, Operation, Outcome
+from jobs.contrib.operations.selection import FIELDS, Selection, full_name, identify
 from jobs.models import Job, State
-from jobs.operations.actions import OPERATIONS, Operation, Outcome
-from jobs.operations.selection import FIELDS, Selection, full_name, identify
 from jobs.store import databases
 
 WHICH = (

@@ -12,12 +12,12 @@ from django.utils import timezone
 from jobs.conf import conf
 from jobs.contrib.console.base import ID, LIMIT, LOOK, JobsCommand, local, option, subcommand
 from jobs.contrib.console.change import WHICH, key_of, which
-from jobs.inspection import by_time
-from jobs.inspection.view import progress_of
+from jobs.contrib.inspection import by_time
+from jobs.contrib.inspection.view import progress_of
+from jobs.contrib.operations.selection import DIGITS
 from jobs.lifecycle.display import shown, veil
 from jobs.lifecycle.transitions import due_at
 from jobs.models import ENDED, Action, Job, Node
-from jobs.operations.selection import DIGITS
 from jobs.store import databases
 
 WIDE = 140  #: From this many characters a line on, a list has whole ids and names.

@@ -9,7 +9,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from jobs.contrib.console.base import PROVE, JobsCommand, option, project_app, reported, subcommand
-from jobs.operations.selection import full_name
+from jobs.contrib.operations.selection import full_name
 
 
 @subcommand(

@@ -31,9 +31,9 @@ from django.db.backends.utils import CursorWrapper
 from django.utils.text import Truncator
 
 from jobs.conf import app_here, syncpoints
+from jobs.contrib.inspection.frames import FOREIGN
 from jobs.contrib.isolation import isolation
 from jobs.execution import pipeline
-from jobs.inspection.frames import FOREIGN
 from jobs.lifecycle.run import current_run
 from jobs.store import databases
 

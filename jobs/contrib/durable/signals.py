@@ -21,7 +21,6 @@ from jobs.conf import conf
 from jobs.conf.syncpoints import reach
 from jobs.contrib.durable import store
 from jobs.contrib.durable.models import NOT_LOOKED, Signal
-from jobs.inspection.counts import MOST
 from jobs.lifecycle import transitions
 from jobs.lifecycle.transitions import now_plus
 from jobs.models.values import MAX_KEY, check_size, jsonable
@@ -29,8 +28,8 @@ from jobs.store import databases
 
 #: What ``Job.waits_for`` begins with while a job waits for a signal: before its key.
 SIGNAL = "signal:"
-#: Seconds for which the workers look again whether a job waits for a signal.
-LOOKED_AFTER = 60.0
+#: Seconds for which the workers look again whether a job waits for a signal; and how many keys they look at.
+LOOKED_AFTER, MOST = 60.0, 10_000
 
 
 def check_key(key: Any) -> str:

@@ -15,12 +15,12 @@ from jobs.contrib.durable import history, signals, store
 from jobs.contrib.durable.models import Step
 from jobs.contrib.durable_operator import rows
 from jobs.contrib.durable_operator.sending import send, taker
-from jobs.inspection.times import duration
-from jobs.inspection.view import look_up
+from jobs.contrib.inspection.times import duration
+from jobs.contrib.inspection.view import look_up
+from jobs.contrib.operations.notes import note
 from jobs.lifecycle.display import shown
 from jobs.models import ENDED, Job, State
 from jobs.models.values import parsed
-from jobs.operations import note
 from jobs.store import databases
 
 

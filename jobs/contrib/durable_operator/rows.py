@@ -16,9 +16,9 @@ from jobs.contrib.durable.history import AGAIN, CHILDREN, SLEEPS
 from jobs.contrib.durable.models import Step
 from jobs.contrib.durable.signals import SIGNAL
 from jobs.contrib.durable.store import awaiting_any
-from jobs.inspection.counts import MOST, age_of, seconds_of
-from jobs.inspection.times import duration
-from jobs.inspection.view import SHOWN, Reason, View
+from jobs.contrib.inspection.counts import MOST, age_of, seconds_of
+from jobs.contrib.inspection.times import duration
+from jobs.contrib.inspection.view import SHOWN, Reason, View
 from jobs.lifecycle.display import BLANK, shown
 from jobs.lifecycle.transitions import due_at
 from jobs.models import ENDED, LIVE, UNSUCCESSFUL, Job, State

@@ -10,8 +10,8 @@ from jobs.contrib.durable.history import CHILDREN
 from jobs.contrib.durable.models import Signal, Step
 from jobs.contrib.durable.signals import SIGNAL
 from jobs.contrib.durable.store import awaiting_any
+from jobs.contrib.inspection.counts import MOST
 from jobs.contrib.verify.rules import Rows, Rule, Search
-from jobs.inspection.counts import MOST
 from jobs.models import LIVE, Job, State
 from jobs.models.values import as_uuid
 

@@ -17,10 +17,10 @@ from django.utils.translation import gettext_lazy as _
 from jobs.contrib.effects import rows as rows_of
 from jobs.contrib.effects.models import Effect
 from jobs.contrib.effects.operations import clear_up
+from jobs.contrib.inspection.view import View
 from jobs.contrib.pages import html
 from jobs.contrib.pages.base import ReadOnlyAdmin, by_key, may, page
 from jobs.contrib.pages.html import column, time_column, url_of
-from jobs.inspection.view import View
 from jobs.lifecycle.display import veil
 from jobs.models.values import jsonable, parse_uuid, parsed
 

@@ -43,6 +43,6 @@ class Effects(Extension):
         return admin.job_page(request, about) if page == "job" else {}
 
     def prune(self, using: str, budget: float) -> Mapping[str, int]:
-        from jobs.contrib.effects import rows
+        from jobs.contrib.effects import old
 
-        return {"effects": rows.prune(using, budget)}
+        return {"effects": old.prune(using, budget)}

@@ -12,8 +12,8 @@ from django.utils.translation import gettext_lazy as _
 
 from jobs.conf import conf
 from jobs.contrib.effects import rows
+from jobs.contrib.inspection.counts import MOST
 from jobs.contrib.operator.problem import Kind, Link, Problem, ago
-from jobs.inspection.counts import MOST
 from jobs.models import LIVE, Job
 
 NAMED = 20  #: At most so many names of calls are named.

@@ -17,6 +17,10 @@ from jobs.conf import conf
 from jobs.contrib.event_operator import redaction, stages
 from jobs.contrib.event_operator.replay import replay_by, services
 from jobs.contrib.event_operator.store import names
+from jobs.contrib.inspection.counts import MOST, at_least
+from jobs.contrib.inspection.times import duration
+from jobs.contrib.inspection.view import View, database_of
+from jobs.contrib.operations.selection import DIGITS, SEARCHED, newest
 from jobs.contrib.pages import history, html
 from jobs.contrib.pages.base import (
     CountedChangeList,
@@ -32,12 +36,8 @@ from jobs.contrib.pages.html import column, time_column, url_of
 from jobs.events.models import ARGS, TRACE, Event, Subscription
 from jobs.events.relay import matches
 from jobs.events.services import BrokerError
-from jobs.inspection.counts import MOST, at_least
-from jobs.inspection.times import duration
-from jobs.inspection.view import View, database_of
 from jobs.models import Job, State
 from jobs.models.values import parse_uuid, parsed, scrub
-from jobs.operations.selection import DIGITS, SEARCHED, newest
 
 #: What the list can be filtered by: a label, and the condition. Those of ``stages.OPEN`` have an index each;
 #: all other ones are looked for among the newest events.

@@ -15,12 +15,12 @@ from jobs.contrib.console.base import DRY_RUN, LOOK, JobsCommand, local, option,
 from jobs.contrib.event_operator import replay
 from jobs.contrib.event_operator.redaction import data_of, veil
 from jobs.contrib.event_operator.stages import stage
+from jobs.contrib.operations.selection import moment
 from jobs.events import declare
 from jobs.events.models import Event
 from jobs.events.services import BrokerError
 from jobs.models import Job
 from jobs.models.values import parse_uuid
-from jobs.operations.selection import moment
 
 #: How many events a list shows.
 SHOWN = 50

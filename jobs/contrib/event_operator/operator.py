@@ -9,9 +9,9 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext, ngettext_lazy
 
 from jobs.contrib.event_operator import stages
+from jobs.contrib.inspection.counts import MOST, at_least, late_after
+from jobs.contrib.inspection.times import duration
 from jobs.contrib.operator.problem import Kind, Link, Problem
-from jobs.inspection.counts import MOST, at_least, late_after
-from jobs.inspection.times import duration
 
 metrics = stages.metrics
 

@@ -12,9 +12,9 @@ from django.utils.translation import gettext
 
 from jobs.conf import conf
 from jobs.contrib.event_operator.store import any_of, handled
+from jobs.contrib.inspection.counts import MOST, at_least
+from jobs.contrib.inspection.view import Other, Reason, View
 from jobs.events.models import PARKED, UNRELAYED, UNSENT, Event, Subscription
-from jobs.inspection.counts import MOST, at_least
-from jobs.inspection.view import Other, Reason, View
 from jobs.models import LIVE, Job, State
 from jobs.models.fields import time_of
 from jobs.store import databases

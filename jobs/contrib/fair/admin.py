@@ -12,8 +12,8 @@ from jobs.contrib.fair.keys import NO_KEY
 from jobs.contrib.fair.models import KEYED
 from jobs.contrib.fair.store import KEYS
 from jobs.contrib.fair.waiting import waiting
+from jobs.contrib.inspection.counts import MOST, at_least
 from jobs.contrib.pages.base import template_of
-from jobs.inspection.counts import MOST, at_least
 from jobs.lifecycle.display import shown
 from jobs.models import Job
 from jobs.store import databases

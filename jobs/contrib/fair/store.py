@@ -10,7 +10,6 @@ from django.db.models import Count
 
 from jobs import store
 from jobs.contrib.fair.models import KEYED
-from jobs.inspection.counts import MOST
 from jobs.models import Job
 from jobs.models.columns import BY_ORDER
 from jobs.store.base import Claim
@@ -150,7 +149,7 @@ def keyed(using: str, queues: Sequence[str]) -> list[str]:
     return store.of(using).of_queues(f"EXISTS (SELECT 1 FROM jobs_job WHERE {where})", queues)
 
 
-def waiting(using: str, queue: str, most: int = MOST) -> list[tuple[str, int]]:
+def waiting(using: str, queue: str, most: int) -> list[tuple[str, int]]:
     """The first :data:`KEYS` keys of a queue, and how many jobs each has ready, counted up to ``most``."""
     at = store.of(using)
     if not at.writes_at_once and not at.has_one_writer:

@@ -13,9 +13,9 @@ from jobs.contrib.fair import keys, store
 from jobs.contrib.fair.keys import NO_KEY
 from jobs.contrib.fair.models import KEYED
 from jobs.contrib.fair.store import KEYS
-from jobs.inspection.counts import MOST, at_least, workers
-from jobs.inspection.times import duration
-from jobs.inspection.view import Reason, View
+from jobs.contrib.inspection.counts import MOST, at_least, workers
+from jobs.contrib.inspection.times import duration
+from jobs.contrib.inspection.view import Reason, View
 from jobs.models import Job, State
 
 
@@ -56,7 +56,7 @@ def waits(view: View) -> Iterator[Reason]:
     weights = keys.weights(job.queue)
     if job.state != State.READY or job.held or job.fair_key is None:
         return
-    waiting = dict(store.waiting(view.using, job.queue))
+    waiting = dict(store.waiting(view.using, job.queue, MOST))
     if set(waiting) <= {job.fair_key} and job.queue not in keys.queues(loaded_app()):
         # No other key has jobs waiting: the order of the queue holds.
         return

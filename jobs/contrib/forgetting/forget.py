@@ -17,10 +17,10 @@ from django.utils.translation import gettext
 from jobs import extensions
 from jobs.conf import conf
 from jobs.conf.logs import logger
+from jobs.contrib.operations.actions import OPERATIONS
 from jobs.lifecycle.display import shown
 from jobs.maintenance import prune
 from jobs.models import ENDED, LIVE, Action, Job, Marker
-from jobs.operations.actions import OPERATIONS
 from jobs.store.results import Store
 
 

@@ -8,9 +8,9 @@ from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.html import format_html
 
+from jobs.contrib.inspection.view import View
 from jobs.contrib.kept_logs import rows
 from jobs.contrib.pages.base import may, template_of
-from jobs.inspection.view import View
 
 
 def job_page(request: HttpRequest, view: View) -> dict[str, str]:

@@ -11,16 +11,16 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from jobs.conf import loaded_app
+from jobs.contrib.inspection.counts import ready
+from jobs.contrib.inspection.times import duration
 from jobs.contrib.limits import limits
 from jobs.contrib.limits.limits import name_of
 from jobs.contrib.limits.models import Limit
 from jobs.contrib.limits.rates import MOST, limit_of
 from jobs.contrib.limits.usage import usage, waiting
+from jobs.contrib.operations.selection import check_queue, one_task
 from jobs.contrib.pages.base import ReadOnlyAdmin, may, page, why_of
 from jobs.contrib.pages.html import parts, time_column, url_of
-from jobs.inspection.counts import ready
-from jobs.inspection.times import duration
-from jobs.operations.selection import check_queue, one_task
 
 TEXT = [ProhibitNullCharactersValidator()]
 

@@ -11,7 +11,7 @@ from jobs.contrib.console.change import warn_of_unknown
 from jobs.contrib.limits import limits
 from jobs.contrib.limits.limits import name_of
 from jobs.contrib.limits.usage import usage
-from jobs.operations.selection import one_task
+from jobs.contrib.operations.selection import one_task
 
 
 @subcommand(

@@ -6,9 +6,9 @@ from typing import Any
 from django.utils.translation import gettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
+from jobs.contrib.inspection.times import duration
 from jobs.contrib.limits import usage
 from jobs.contrib.operator.problem import Kind, Link, Problem
-from jobs.inspection.times import duration
 
 
 def _kind(many: Any) -> Kind:

@@ -3,10 +3,10 @@
 from django.db.models import Count
 from django.utils.translation import gettext_lazy as _
 
+from jobs.contrib.inspection.counts import MOST
 from jobs.contrib.limits.models import RateLimiter
 from jobs.contrib.limits.usage import free
 from jobs.contrib.verify.rules import NOT_HELD, Rows, Rule, Search
-from jobs.inspection.counts import MOST
 from jobs.models import HELD
 
 NOT_HELD.append(free)

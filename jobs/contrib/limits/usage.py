@@ -8,13 +8,13 @@ from django.db.models import Count, Q, QuerySet
 from django.utils.translation import gettext
 
 from jobs.conf import conf, loaded_app
+from jobs.contrib.inspection.counts import MOST, at_least
+from jobs.contrib.inspection.times import duration
+from jobs.contrib.inspection.view import Reason, View
 from jobs.contrib.limits import limits
 from jobs.contrib.limits.limits import Limits, name_of
 from jobs.contrib.limits.models import RateLimiter
 from jobs.contrib.limits.rates import Limit
-from jobs.inspection.counts import MOST, at_least
-from jobs.inspection.times import duration
-from jobs.inspection.view import Reason, View
 from jobs.models import CLAIMABLE, LINED, SEATED, Job, State
 from jobs.store import databases
 

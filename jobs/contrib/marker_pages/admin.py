@@ -7,10 +7,10 @@ from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
+from jobs.contrib.inspection.view import SHOWN, View
 from jobs.contrib.pages import html
 from jobs.contrib.pages.base import ReadOnlyAdmin, by_key, may, template_of
 from jobs.contrib.pages.html import column, time_column
-from jobs.inspection.view import SHOWN, View
 from jobs.lifecycle.display import veil
 from jobs.models import Marker
 from jobs.models.values import parse_uuid

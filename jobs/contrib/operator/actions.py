@@ -15,13 +15,13 @@ from jobs import extensions
 from jobs.calling import calls
 from jobs.conf import celery_app
 from jobs.conf.logs import logger
+from jobs.contrib.operations.actions import OPERATIONS, Operation, Refused
+from jobs.contrib.operations.selection import check_queue
 from jobs.contrib.operator import kill
 from jobs.lifecycle import transitions
 from jobs.lifecycle.transitions import now_plus
 from jobs.maintenance import prune
 from jobs.models import ENDED, Job, Marker, State
-from jobs.operations.actions import OPERATIONS, Operation, Refused
-from jobs.operations.selection import check_queue
 from jobs.store import databases
 
 #: Seconds in which the broker may deliver another program's message again. Without the job's row it would run twice.

@@ -8,14 +8,14 @@ from django.core.management.base import CommandError
 
 from jobs.conf import worker_command
 from jobs.contrib.console.base import LOOK, STEER, JobsCommand, me, option, reported, subcommand
+from jobs.contrib.inspection.counts import at_least
+from jobs.contrib.inspection.times import duration
 from jobs.contrib.operator import problems, workers
 from jobs.contrib.operator import status as now
 from jobs.contrib.operator.doctor import doctor
 from jobs.contrib.operator.project.audit import audit
 from jobs.contrib.operator.project.init import init
 from jobs.contrib.operator.top import top
-from jobs.inspection.counts import at_least
-from jobs.inspection.times import duration
 from jobs.models import ENDED, LIVE, State
 
 

@@ -19,10 +19,10 @@ from jobs import extensions, store
 from jobs.checks import driver
 from jobs.conf import celery_app, conf, import_tasks, own_tasks, worker_command
 from jobs.contrib.console.base import PROVE, JobsCommand, option, subcommand
+from jobs.contrib.inspection.counts import paused
+from jobs.contrib.inspection.times import duration
 from jobs.contrib.operator import problems, statistics, status
 from jobs.idempotency import locks
-from jobs.inspection.counts import paused
-from jobs.inspection.times import duration
 from jobs.lifecycle import transitions, wakeups
 from jobs.models import ENDED, Job, State
 from jobs.store import databases, identity

@@ -12,9 +12,9 @@ from django.db.models import Min
 from django.utils import timezone
 
 from jobs.conf import conf
+from jobs.contrib.inspection import counts
 from jobs.contrib.operator import problems, statistics, status
 from jobs.contrib.operator.statistics import HOUR, MINUTE, QUARTER, floor, middle, percentile
-from jobs.inspection import counts
 from jobs.models import ENDED, HELD, Job, Node, State
 from jobs.models.fields import first_id, time_of
 from jobs.store import databases

@@ -15,8 +15,8 @@ from django.db.models import Count, Sum
 from jobs import store
 from jobs.conf import conf
 from jobs.conf.logs import logger
-from jobs.inspection import by_time
-from jobs.inspection.view import progress_of
+from jobs.contrib.inspection import by_time
+from jobs.contrib.inspection.view import progress_of
 from jobs.lifecycle.wakeups import CHANNEL
 from jobs.models import Job, Node, Pause, State
 from jobs.store import databases

@@ -14,9 +14,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from jobs.contrib.inspection.counts import MOST
 from jobs.contrib.operator import statistics, status
 from jobs.contrib.operator.statistics import HOUR, mean
-from jobs.inspection.counts import MOST
 from jobs.models import LIVE
 
 Samples = Callable[[dict[str, Any]], Iterable[tuple[Sequence[str], Any]]]

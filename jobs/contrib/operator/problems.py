@@ -17,16 +17,16 @@ from django.utils.translation import gettext_lazy as _
 
 from jobs import extensions
 from jobs.conf import conf, worker_command
+from jobs.contrib.inspection.counts import at_least, in_line, late_after
+from jobs.contrib.inspection.times import duration
+from jobs.contrib.inspection.view import View
+from jobs.contrib.operations.actions import OPERATIONS
 from jobs.contrib.operator import statistics, status
 from jobs.contrib.operator.problem import ERROR, INFO, SEVERITIES, WARNING, Kind, Link, Problem, ago, by_whom
 from jobs.contrib.operator.statistics import HOUR, MINUTE, MOST, Row
 from jobs.errors import EffectParked
-from jobs.inspection.counts import at_least, in_line, late_after
-from jobs.inspection.times import duration
-from jobs.inspection.view import View
 from jobs.maintenance import prune
 from jobs.models import Job, Node, State
-from jobs.operations.actions import OPERATIONS
 from jobs.store import databases
 
 LONG = 1800.0  #: Seconds after which a running body is a problem.

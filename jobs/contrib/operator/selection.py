@@ -8,10 +8,10 @@ from django.db.models import Q, QuerySet
 from django.utils.translation import gettext_lazy as _
 
 from jobs.conf import conf
+from jobs.contrib.operations.selection import DIGITS, SEARCHED, Field, moment, newest, read_id, read_text, said
 from jobs.models import Job, Node
 from jobs.models.fields import created_since, first_id
 from jobs.models.values import parse_uuid
-from jobs.operations.selection import DIGITS, SEARCHED, Field, moment, newest, read_id, read_text, said
 
 
 def _on_node(rows: QuerySet[Job], text: str) -> QuerySet[Job]:

@@ -13,10 +13,10 @@ from django.db.models.functions import Now
 
 from jobs import extensions
 from jobs.conf import conf
+from jobs.contrib.inspection import counts
+from jobs.contrib.inspection.counts import age_of, seconds_of, workers
 from jobs.contrib.operator.statistics import Seconds
 from jobs.contrib.operator.store import estimate, grouped, heads, running_by_node, scheduled
-from jobs.inspection import counts
-from jobs.inspection.counts import age_of, seconds_of, workers
 from jobs.lifecycle.transitions import PARKED
 from jobs.models import ENDED, HELD, LIVE, UNSUCCESSFUL, Cancellation, Job, Node, State
 from jobs.store import databases, identity

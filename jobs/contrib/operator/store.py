@@ -17,8 +17,8 @@ from django.db.models import Count, IntegerField, Q, QuerySet
 from django.db.models.constants import OnConflict
 from django.db.models.expressions import RawSQL
 
-from jobs.inspection import counts
-from jobs.inspection.counts import age_of, in_line, seconds_of
+from jobs.contrib.inspection import counts
+from jobs.contrib.inspection.counts import age_of, in_line, seconds_of
 from jobs.models import WAITING, Job, State
 from jobs.models.columns import BY_ORDER
 from jobs.models.values import scrub

@@ -11,13 +11,13 @@ from django.utils import timezone
 
 from jobs.conf.logs import visible
 from jobs.contrib.console.base import LOOK, JobsCommand, option, subcommand
+from jobs.contrib.inspection.counts import at_least
+from jobs.contrib.inspection.times import duration
+from jobs.contrib.inspection.view import progress_of
+from jobs.contrib.operations.selection import DIGITS
 from jobs.contrib.operator.figures import Dashboard
 from jobs.contrib.operator.problems import sentence
-from jobs.inspection.counts import at_least
-from jobs.inspection.times import duration
-from jobs.inspection.view import progress_of
 from jobs.models import ENDED, LIVE
-from jobs.operations.selection import DIGITS
 
 SHOWN = 5  #: How many problems get a line.
 LONGEST = 86400.0  #: The most seconds between two looks.

@@ -8,11 +8,11 @@ from django.db.models.functions import Now
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from jobs.contrib.operations.notes import signed
+from jobs.contrib.operations.selection import DIGITS
 from jobs.contrib.operator import orders
 from jobs.contrib.operator.store import give
 from jobs.models import Node
-from jobs.operations import signed
-from jobs.operations.selection import DIGITS
 from jobs.store import databases
 
 #: The labels of the buttons.

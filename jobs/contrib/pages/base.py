@@ -24,7 +24,7 @@ from django.urls import path
 from django.views.decorators.http import require_POST
 
 from jobs.conf import conf
-from jobs.inspection.view import database_of
+from jobs.contrib.inspection.view import database_of
 from jobs.lifecycle.display import veil
 from jobs.models import label_of
 from jobs.models.values import scrub

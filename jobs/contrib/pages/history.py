@@ -9,12 +9,12 @@ from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext_lazy as _
 
+from jobs.contrib.inspection.frames import own_frames
+from jobs.contrib.operations.actions import OPERATIONS
 from jobs.contrib.pages import html
-from jobs.inspection.frames import own_frames
 from jobs.lifecycle.transitions import NEVER
 from jobs.models import Action, Job
 from jobs.models.values import scrub
-from jobs.operations.actions import OPERATIONS
 
 #: Characters of an error that a page shows: a row that somebody wrote by hand may have megabytes.
 LONGEST = 100_000

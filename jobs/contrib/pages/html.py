@@ -18,12 +18,12 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from jobs import extensions
-from jobs.inspection.times import duration
-from jobs.inspection.view import other
+from jobs.contrib.inspection.times import duration
+from jobs.contrib.inspection.view import other
+from jobs.contrib.operations.selection import DIGITS
 from jobs.lifecycle.display import shown
 from jobs.models import Job, State, label_of
 from jobs.models.values import scrub
-from jobs.operations.selection import DIGITS
 
 NOTHING = "-"  #: Shown for a missing value.
 

@@ -20,20 +20,20 @@ from django.utils.translation import gettext_lazy as _
 
 from jobs.calling.options import says_how_to_retry
 from jobs.conf import celery_app, conf
+from jobs.contrib.inspection.times import duration
+from jobs.contrib.inspection.view import View, look_up, progress_of
+from jobs.contrib.operations import selection
+from jobs.contrib.operations.actions import OPERATIONS
+from jobs.contrib.operations.selection import DIGITS, FIELDS, Selection, newest
 from jobs.contrib.pages import history, html
 from jobs.contrib.pages.base import SEARCHED, UncountedChangeList, may
 from jobs.contrib.pages.html import NOTHING, column
 from jobs.contrib.pages.operate import OperableAdmin
-from jobs.inspection.times import duration
-from jobs.inspection.view import View, look_up, progress_of
 from jobs.lifecycle.display import shown
 from jobs.lifecycle.transitions import NEVER, due_at
 from jobs.models import WAITING, Job, State
 from jobs.models.fields import created_since
 from jobs.models.values import as_uuid, scrub
-from jobs.operations import selection
-from jobs.operations.actions import OPERATIONS
-from jobs.operations.selection import DIGITS, FIELDS, Selection, newest
 
 ID = re.compile(r"[0-9a-f]{8,32}")  #: An id, or its first or last digits.
 

@@ -13,10 +13,10 @@ from django.shortcuts import get_object_or_404
 from django.utils import translation
 from django.utils.translation import gettext
 
+from jobs.contrib.operations.actions import OPERATIONS, Operation, Outcome
 from jobs.contrib.pages.base import ReadOnlyAdmin, apart, may, page, why_of
 from jobs.contrib.pages.html import url_of
 from jobs.models import Job
-from jobs.operations.actions import OPERATIONS, Operation, Outcome
 
 
 class OperableAdmin(ReadOnlyAdmin):

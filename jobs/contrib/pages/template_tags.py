@@ -7,7 +7,7 @@ from django import template
 from django.core.handlers.asgi import ASGIRequest
 from django.urls import NoReverseMatch, reverse
 
-from jobs.inspection.times import duration
+from jobs.contrib.inspection.times import duration
 from jobs.models import Job
 
 register = template.Library()

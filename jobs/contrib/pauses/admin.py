@@ -7,11 +7,11 @@ from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext
 
+from jobs.contrib.inspection.view import View
 from jobs.contrib.pages.base import may, page, template_of, why_of
 from jobs.contrib.pages.html import front, url_of
 from jobs.contrib.pages.job import JobAdmin
 from jobs.contrib.pauses import pauses
-from jobs.inspection.view import View
 from jobs.models import WAITING, Pause
 
 

@@ -4,8 +4,8 @@ from argparse import Namespace
 
 from jobs.contrib.console.base import REASON, STEER, JobsCommand, me, option, reported, subcommand
 from jobs.contrib.console.change import warn_of_unknown
+from jobs.contrib.inspection import counts
 from jobs.contrib.pauses import pauses
-from jobs.inspection import counts
 
 
 @subcommand(option("names", "the name of a queue", nargs="*", metavar="QUEUE"), REASON, wish=STEER)

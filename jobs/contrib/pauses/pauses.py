@@ -4,9 +4,9 @@ No worker claims a job of a paused queue. Running jobs go on. Jobs are enqueued,
 """
 
 from jobs.conf import conf
+from jobs.contrib.operations.selection import check_queue
 from jobs.models import Pause
 from jobs.models.values import scrub
-from jobs.operations.selection import check_queue
 
 
 def pause(queue: str, by: str = "", reason: str = "") -> bool:

@@ -5,7 +5,7 @@ from typing import Any
 
 from django.core.signing import BadSignature, Signer
 
-from jobs.inspection.view import other, progress_of
+from jobs.contrib.inspection.view import other, progress_of
 from jobs.models import ENDED, Job, State
 from jobs.models.values import parse_uuid
 from jobs.store import databases

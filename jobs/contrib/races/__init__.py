@@ -1,3 +1,3 @@
 """Two runs of a task at once that interrupt each other at every step: a part of ``assert_idempotent()``."""
 
-PART_OF = "jobs.contrib.crashtest"
+PART_OF = ("jobs.contrib.crashtest",)

@@ -16,12 +16,12 @@ from django.template.response import TemplateResponse
 from django.utils.translation import gettext
 
 from jobs.conf import celery_app
+from jobs.contrib.inspection.view import View
 from jobs.contrib.pages.base import apart, may, page, template_of
 from jobs.contrib.pages.html import url_of
 from jobs.contrib.pages.job import JobAdmin
 from jobs.contrib.rehearsal.rehearse import Refused, leaves, refusal, rehearse
 from jobs.contrib.rehearsal.report import lines
-from jobs.inspection.view import View
 from jobs.models.values import Repr
 
 

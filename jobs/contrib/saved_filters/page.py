@@ -17,10 +17,10 @@ from django.shortcuts import get_object_or_404
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from jobs.contrib.inspection.view import database_of
 from jobs.contrib.pages.base import ReadOnlyAdmin, may, page
 from jobs.contrib.pages.html import url_of
 from jobs.contrib.saved_filters.models import SavedFilter
-from jobs.inspection.view import database_of
 from jobs.models import Job
 from jobs.models.values import scrub
 

@@ -1,6 +1,6 @@
 """Tasks that run again and again: ``beat_schedule``, ``add_periodic_task()``, and tasks with ``every=``."""
 
-PART_OF = "jobs.contrib.stock_calls"
+PART_OF = ("jobs.contrib.stock_calls",)
 
 PRIVATE = """
 celery.beat:Scheduler.apply_async self entry producer advance | celery_beat.py: beat makes no calls beside the workers

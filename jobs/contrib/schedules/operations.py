@@ -7,11 +7,11 @@ from django.db.models.functions import Now
 from django.utils.translation import gettext
 
 from jobs.conf import celery_app, import_tasks
+from jobs.contrib.operations.notes import note
 from jobs.contrib.schedules import entries
 from jobs.contrib.schedules.models import Schedule
 from jobs.lifecycle.transitions import UniqueBusy, UniqueTaken
 from jobs.models.values import scrub
-from jobs.operations import note
 from jobs.store import databases
 
 

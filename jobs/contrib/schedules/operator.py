@@ -9,9 +9,9 @@ from django.contrib.admin.utils import quote
 from django.utils.translation import gettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
+from jobs.contrib.inspection.times import duration
 from jobs.contrib.operator.problem import Kind, Link, Problem, ago, by_whom
 from jobs.contrib.schedules import rows
-from jobs.inspection.times import duration
 
 
 def _kind(severity: str, many: Any, is_fault: bool = True, button: tuple[Any, str] | None = None) -> Kind:

@@ -11,12 +11,12 @@ from django.db.models.functions import Now
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from jobs.contrib.inspection.counts import workers
+from jobs.contrib.inspection.view import Reason, View
 from jobs.contrib.schedules.entries import NAME, TICK
 from jobs.contrib.schedules.models import Schedule
 from jobs.contrib.schedules.scheduler import GONE
 from jobs.contrib.schedules.ticks import IN_TIME
-from jobs.inspection.counts import workers
-from jobs.inspection.view import Reason, View
 from jobs.models import Job
 from jobs.store import databases
 

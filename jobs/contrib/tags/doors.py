@@ -31,8 +31,8 @@ class TagsOfJobs(Extension):
         return mark
 
     def selects(self) -> dict[str, Any]:
+        from jobs.contrib.operations.selection import Field
         from jobs.contrib.tags.tags import parse
-        from jobs.operations.selection import Field
 
         says = "all jobs with a tag: user=5; with several: user=5,team=b"
         return {"tag": Field(_("Tag"), "user=5", says, "tags__have", parse)}

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from jobs.conf import conf
-from jobs.inspection.counts import MOST
+from jobs.contrib.inspection.counts import MOST
+from jobs.contrib.operations.selection import Selection
 from jobs.models import LIVE
-from jobs.operations.selection import Selection
 
 
 def metrics() -> Iterator[tuple[str, str, list[str], Any]]:

@@ -8,10 +8,10 @@ from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.translation import gettext
 
+from jobs.contrib.inspection.view import View
 from jobs.contrib.pages import html
 from jobs.contrib.pages.base import may
 from jobs.contrib.vault.tokens import CannotDecrypt, is_token, revealed
-from jobs.inspection.view import View
 from jobs.lifecycle.display import shown
 
 

@@ -9,10 +9,10 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext, ngettext_lazy
 
 from jobs.conf import conf
+from jobs.contrib.inspection.counts import MOST
 from jobs.contrib.operator.problem import Kind, Link, Problem
 from jobs.contrib.vault.tokens import CannotDecrypt
 from jobs.contrib.vault.waiting import cure
-from jobs.inspection.counts import MOST
 from jobs.models import AWAITING, Job
 from jobs.store import databases
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from django.utils.translation import gettext
 
+from jobs.contrib.inspection.times import duration
+from jobs.contrib.inspection.view import Reason, View
 from jobs.contrib.vault.tokens import CannotDecrypt
-from jobs.inspection.times import duration
-from jobs.inspection.view import Reason, View
 
 
 def cure() -> str:

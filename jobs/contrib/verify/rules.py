@@ -26,13 +26,13 @@ from django.utils.translation import gettext_lazy as _
 
 from jobs import store
 from jobs.conf import conf
+from jobs.contrib.inspection.counts import MOST, in_line, late_after, paused, silence, workers
+from jobs.contrib.operations.selection import newest
 from jobs.contrib.operator.store import Head, heads, running_by_node
 from jobs.contrib.verify.store import constraints
-from jobs.inspection.counts import MOST, in_line, late_after, paused, silence, workers
 from jobs.lifecycle.transitions import PARKED, TASK, now_plus
 from jobs.maintenance.clock import LONGEST_TICK
 from jobs.models import AWAITING, LIVE, UNSUCCESSFUL, Cancellation, Job, Marker, Node, State, tables
-from jobs.operations.selection import newest
 from jobs.store import databases
 
 HISTORY = 20_000  #: How many of the last ended jobs are read, unless all are asked for: it takes 100 ms.

@@ -16,13 +16,13 @@ from django.utils.translation import gettext
 
 from jobs import extensions
 from jobs.conf import conf
+from jobs.contrib.inspection.counts import MOST, in_line
+from jobs.contrib.operations.selection import newest
 from jobs.contrib.operator.store import asking
 from jobs.contrib.verify.rules import HISTORY, RULES, SHAPES, Rows, Rule, Search, View
 from jobs.contrib.verify.store import may_write
-from jobs.inspection.counts import MOST, in_line
 from jobs.lifecycle.transitions import now_plus
 from jobs.models import LIVE, Job, State
-from jobs.operations.selection import newest
 from jobs.store import databases
 
 # Import the extensions' rules, which register themselves.

@@ -5,8 +5,8 @@ from typing import Any
 
 from django.utils.translation import gettext, ngettext
 
+from jobs.contrib.inspection.view import COUNTS, Reason, View
 from jobs.contrib.why import waiting
-from jobs.inspection.view import COUNTS, Reason, View
 from jobs.lifecycle import unique
 from jobs.models import State
 

@@ -8,12 +8,12 @@ from django.utils.html import escape, format_html
 from django.utils.safestring import mark_safe
 from django.utils.translation import gettext
 
+from jobs.contrib.inspection.view import View
+from jobs.contrib.operations.actions import OPERATIONS
 from jobs.contrib.pages import html
 from jobs.contrib.pages.base import may
 from jobs.contrib.why.explain import of
-from jobs.inspection.view import View
 from jobs.models.values import parse_uuid
-from jobs.operations.actions import OPERATIONS
 
 #: The commands for which a page has a button or a link. A name may be quoted, and is escaped by then.
 COMMAND = re.compile(

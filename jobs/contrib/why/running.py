@@ -7,9 +7,9 @@ from django.utils.translation import gettext
 
 from jobs import store
 from jobs.conf import conf, worker_command
+from jobs.contrib.inspection.times import duration
+from jobs.contrib.inspection.view import Reason, View
 from jobs.contrib.why import waiting
-from jobs.inspection.times import duration
-from jobs.inspection.view import Reason, View
 from jobs.models import Cancellation
 
 

@@ -8,9 +8,9 @@ from django.utils.translation import gettext, ngettext
 
 from jobs import extensions, store
 from jobs.conf import worker_command
-from jobs.inspection.counts import MOST, UNKNOWN, at_least, in_line, late_after
-from jobs.inspection.times import duration
-from jobs.inspection.view import COUNTS, SHOWN, Reason, View
+from jobs.contrib.inspection.counts import MOST, UNKNOWN, at_least, in_line, late_after
+from jobs.contrib.inspection.times import duration
+from jobs.contrib.inspection.view import COUNTS, SHOWN, Reason, View
 from jobs.lifecycle.transitions import PARKED
 from jobs.models import Job, State
 from jobs.store import identity

@@ -6,8 +6,8 @@ import pytest
 
 from jobs.contrib.batches import batch as batches
 from jobs.contrib.batches.models import Batch
+from jobs.contrib.operations.selection import Selection
 from jobs.models import Job
-from jobs.operations.selection import Selection
 from tests.helpers.plans import assert_indexed, make_history
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.core]

@@ -10,8 +10,8 @@ from django.urls import reverse
 import jobs
 from jobs.contrib.durable import signals, store
 from jobs.contrib.durable_operator import rows
+from jobs.contrib.inspection import counts
 from jobs.contrib.why.explain import explain
-from jobs.inspection import counts
 from jobs.models import Job
 from jobs.testing import run_jobs
 from tests.contrib.durable import bodies

@@ -8,7 +8,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from jobs.contrib.effects import rows
+from jobs.contrib.effects import old
 from jobs.models import Effect
 from tests.helpers.rows import make
 
@@ -20,7 +20,7 @@ OLD, NEW = NOW - datetime.timedelta(days=400), NOW - datetime.timedelta(days=300
 
 @pytest.fixture(autouse=True)
 def begin():
-    rows._walks.clear()
+    old._walks.clear()
 
 
 def call(key, state="sent", created_at=OLD, sent_at=OLD, job=None):
@@ -41,12 +41,12 @@ def test_what_is_answered_and_old_goes_and_all_else_stays(settings):
     call("answered-late", sent_at=NEW)
     call("of-a-job", job=make("failed").pk)
     call("new", created_at=NEW, sent_at=NEW)
-    assert rows.prune("default", 10) == 1
+    assert old.prune("default", 10) == 1
     assert left() == {"open", "parked", "answered-late", "of-a-job", "new"}
     settings.JOBS = {**settings.JOBS, "RETENTION_EFFECTS": None}
-    rows._walks.clear()
+    old._walks.clear()
     call("old")
-    assert rows.prune("default", 10) == 0
+    assert old.prune("default", 10) == 0
 
 
 def test_what_stays_is_passed_over_and_not_read_again(settings):
@@ -54,10 +54,10 @@ def test_what_stays_is_passed_over_and_not_read_again(settings):
     for number in range(12):
         call(f"open-{number}", "sending")
     call("old")
-    assert rows.prune("default", 10) == 1
+    assert old.prune("default", 10) == 1
     assert len(left()) == 12
     with CaptureQueriesContext(
         connection,
     ) as asked:
-        assert rows.prune("default", 10) == 0
+        assert old.prune("default", 10) == 0
     assert len([query for query in asked if "jobs_effect" in query["sql"]]) == 1

@@ -7,9 +7,9 @@ import datetime
 import pytest
 from django.utils import timezone
 
+from jobs.contrib.inspection import counts
 from jobs.contrib.operator import problems, status, workers
 from jobs.contrib.pauses import pauses
-from jobs.inspection import counts
 from jobs.lifecycle.transitions import PARKED
 from jobs.models import Cancellation, Node
 from tests.helpers.rows import let_heartbeat, make, make_node

@@ -13,11 +13,11 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
+from jobs.contrib.inspection import counts
 from jobs.contrib.operator import problems, statistics, status
 from jobs.contrib.operator.figures import FAILURES, TASKS, Dashboard
 from jobs.contrib.operator.statistics import HOUR, MINUTE, Count
 from jobs.contrib.pauses import pauses
-from jobs.inspection import counts
 from jobs.models import Job, Schedule
 from tests.contrib.operator.tallies import tally
 from tests.helpers.rows import ended, let_heartbeat, make, make_node

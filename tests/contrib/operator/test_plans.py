@@ -8,11 +8,11 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
+from jobs.contrib.operations.selection import Selection
 from jobs.contrib.operator import statistics, status
 from jobs.contrib.operator.figures import Dashboard
 from jobs.contrib.verify.verify import verify
 from jobs.models import Job, Node
-from jobs.operations.selection import Selection
 from tests.helpers.plans import FEW, ROWS, assert_indexed, make_history, plan
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.core]

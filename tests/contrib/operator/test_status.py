@@ -15,10 +15,10 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from jobs.contrib.adoption.identity import mark_of
+from jobs.contrib.inspection import counts
 from jobs.contrib.operator import problems, status
 from jobs.contrib.pauses import pauses
 from jobs.contrib.verify.verify import verify
-from jobs.inspection import counts
 from jobs.models import Instance, Job
 from jobs.store.identity import check_all
 from tests.helpers.commands import refused, run

@@ -12,9 +12,9 @@ from django.core.signing import Signer
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
+from jobs.contrib.inspection import counts
 from jobs.contrib.operator import status
 from jobs.contrib.pauses import pauses
-from jobs.inspection import counts
 from jobs.models import Instance
 from jobs.store import databases
 from tests.helpers.rows import let_heartbeat, make, make_node

@@ -8,8 +8,8 @@ from django.db.models import QuerySet
 from django.test import Client
 from django.urls import reverse
 
+from jobs.contrib.operations.selection import Selection
 from jobs.models import Job
-from jobs.operations.selection import Selection
 from tests.helpers.plans import ROWS, assert_indexed, make_history
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.core]

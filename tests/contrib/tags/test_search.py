@@ -7,10 +7,10 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 
 import jobs
+from jobs.contrib.operations.selection import Selection
 from jobs.contrib.tags.operator import waiting
 from jobs.contrib.tags.tags import parse
 from jobs.models import Job
-from jobs.operations.selection import Selection
 from tests import tasks
 from tests.helpers import plans
 

@@ -25,13 +25,13 @@ from jobs.calling import calls
 from jobs.conf import problems, sentry
 from jobs.contrib.aio import sentry as scopes
 from jobs.contrib.grouped.runner import GroupingRunner
+from jobs.contrib.inspection.view import look_up
 from jobs.contrib.operator import problems as operator_problems
 from jobs.contrib.operator import status
 from jobs.contrib.stock_calls.sending import calls_are_rows
 from jobs.contrib.vault import commands, seal
 from jobs.contrib.vault.tokens import encrypt, revealed
 from jobs.extensions import through
-from jobs.inspection.view import look_up
 from jobs.lifecycle.display import shown
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job

@@ -500,7 +500,7 @@ def test_violations_are_counted_named_and_exit_status_1(watching):
 
 
 def test_of_markers_the_newest_are_read_or_all(monkeypatch):
-    monkeypatch.setattr("jobs.operations.selection.SEARCHED", 2)
+    monkeypatch.setattr("jobs.contrib.operations.selection.SEARCHED", 2)
     Marker.objects.create(key="old", kind="task", job=make("failed").pk)
     for key in ("b", "c"):
         Marker.objects.create(key=key, kind="task", job=succeeded().pk)

@@ -303,7 +303,7 @@ def test_jobs_of_one_moment_are_taken_in_the_order_of_their_calls(worker):
 
 def test_a_long_line_is_counted_up_to_a_bound(worker, monkeypatch):
     monkeypatch.setattr("jobs.contrib.why.waiting.MOST", 3)
-    monkeypatch.setattr("jobs.inspection.view.MOST", 3)
+    monkeypatch.setattr("jobs.contrib.inspection.view.MOST", 3)
     for number in range(9):
         make("ready", age=10 + number, rank=number % 3)
     reason = first(make("ready", rank=9).pk)

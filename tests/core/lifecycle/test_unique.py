@@ -16,7 +16,6 @@ from jobs.conf import conf, syncpoints
 from jobs.lifecycle import transitions
 from jobs.maintenance import rescue
 from jobs.models import Job
-from jobs.operations.actions import OPERATIONS
 from tests import tasks
 from tests.conftest import not_installed
 from tests.faults.database import use
@@ -224,15 +223,10 @@ def test_replay_while_somebody_may_take_the_key(node, settings):
     if connection.vendor != "postgresql":
         pytest.skip("SQLite has one writer")
     settings.JOBS = {**settings.JOBS, "UNIQUE_WAIT": 0.3}
-    one, two = tasks.summary.delay("mon", how="fails"), tasks.effect.delay("a")
+    one = tasks.summary.delay("mon", how="fails")
     deliver(one)
-    transitions.cancel(uuid.UUID(two.id), "default")
-    with open_transaction(lambda: tasks.summary.delay("mon")):
-        with pytest.raises(UniqueBusy, match="in a moment"):
-            transitions.retry_by_hand(uuid.UUID(one.id), "default")
-        outcomes = [OPERATIONS["retry"].attempt(uuid.UUID(each.id)) for each in (one, two)]
-        assert [each.is_done for each in outcomes] == [False, True]
-    assert Job.objects.get(pk=two.id).state == "ready", "the others are retried"
+    with open_transaction(lambda: tasks.summary.delay("mon")), pytest.raises(UniqueBusy, match="in a moment"):
+        transitions.retry_by_hand(uuid.UUID(one.id), "default")
 
 
 @pytest.mark.database
@@ -242,9 +236,6 @@ def test_replay_of_a_job_whose_key_is_taken(node):
     holder = tasks.summary.delay("mon")
     with pytest.raises(UniqueTaken, match=holder.id):
         transitions.retry_by_hand(uuid.UUID(one.id), "default")
-    outcome = OPERATIONS["retry"].attempt(uuid.UUID(one.id))
-    assert not outcome.is_done
-    assert holder.id in outcome.says
     deliver(holder)
     assert transitions.retry_by_hand(uuid.UUID(one.id), "default")
 
@@ -346,7 +337,6 @@ def test_unique_for_is_over_for_a_replay_too(node):
     Job.objects.update(state="cancelled", finished_at=timezone.now(), error=ERROR)
     tasks.summary_for_a_while.delay("mon")
     Job.objects.filter(pk=one.id).update(unique_expires_at=transitions.now_plus(-1))
-    assert OPERATIONS["retry"].attempt(uuid.UUID(one.id), dry_run=True).says == "would be retried (is cancelled)"
     assert transitions.retry_by_hand(uuid.UUID(one.id), "default")
     assert Job.objects.filter(state="ready").count() == 2
 

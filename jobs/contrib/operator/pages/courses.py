@@ -8,15 +8,15 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from jobs.contrib.inspection import counts
+from jobs.contrib.inspection.counts import at_least
+from jobs.contrib.inspection.times import duration
 from jobs.contrib.operator.figures import FAILURES, Course, by_error
 from jobs.contrib.operator.pages.plot import LABELS, percent, plot
 from jobs.contrib.operator.statistics import spent
 from jobs.contrib.operator.status import IDLE, Live
 from jobs.contrib.pages import html
 from jobs.contrib.pages.base import ReadOnlyAdmin, page
-from jobs.inspection import counts
-from jobs.inspection.counts import at_least
-from jobs.inspection.times import duration
 from jobs.models import LIVE, State
 
 #: A line: its label, its value in each bar, and a function that writes a value as text.

@@ -13,6 +13,9 @@ from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from jobs.conf import worker_command
+from jobs.contrib.inspection.counts import at_least
+from jobs.contrib.inspection.view import progress_of
+from jobs.contrib.operations.actions import OPERATIONS
 from jobs.contrib.operator import live, workers
 from jobs.contrib.operator.figures import FAILURES, QUEUES, Dashboard
 from jobs.contrib.operator.models import Overview
@@ -24,11 +27,8 @@ from jobs.contrib.operator.statistics import spent
 from jobs.contrib.pages import html
 from jobs.contrib.pages.base import may, page
 from jobs.contrib.pages.html import url_of
-from jobs.inspection.counts import at_least
-from jobs.inspection.view import progress_of
 from jobs.models import LIVE, Job, State
 from jobs.models.values import as_uuid, parse_uuid
-from jobs.operations.actions import OPERATIONS
 
 #: How many problems of a kind are shown unfolded: all kinds have to fit on the first screen.
 OF_A_KIND = 2

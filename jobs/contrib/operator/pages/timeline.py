@@ -6,8 +6,8 @@ from typing import Any
 from django.utils import timezone
 from django.utils.translation import gettext
 
+from jobs.contrib.inspection.times import duration
 from jobs.contrib.pages.history import when
-from jobs.inspection.times import duration
 from jobs.lifecycle.transitions import due_at
 from jobs.models import Job
 

@@ -15,14 +15,14 @@ from django.utils.translation import gettext, pgettext_lazy
 from django.utils.translation import gettext_lazy as _
 
 from jobs.conf import conf
+from jobs.contrib.inspection import counts
+from jobs.contrib.inspection.times import duration
+from jobs.contrib.operations.selection import DIGITS
 from jobs.contrib.operator import workers
 from jobs.contrib.pages import html
 from jobs.contrib.pages.base import CountedChangeList, ReadOnlyAdmin, buttons, may, page, whether, why_of
 from jobs.contrib.pages.html import column, time_column, url_of
-from jobs.inspection import counts
-from jobs.inspection.times import duration
 from jobs.models import Job, Node, State
-from jobs.operations.selection import DIGITS
 
 
 def _status(node: Any) -> str:

@@ -15,12 +15,12 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from jobs import extensions
+from jobs.contrib.operations.notes import note, signed
+from jobs.contrib.operations.selection import Selection
 from jobs.errors import Busy
 from jobs.lifecycle import transitions, unique
 from jobs.lifecycle.transitions import UniqueBusy, UniqueTaken
 from jobs.models import WAITING, Job, State
-from jobs.operations import note, signed
-from jobs.operations.selection import Selection
 from jobs.store import databases
 
 

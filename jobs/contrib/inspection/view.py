@@ -16,9 +16,9 @@ from django.db.models.functions import Now
 from jobs import extensions
 from jobs.conf import conf, loaded_app
 from jobs.conf.logs import logger
+from jobs.contrib.inspection.counts import MOST, workers
+from jobs.contrib.inspection.times import duration
 from jobs.idempotency import locks
-from jobs.inspection.counts import MOST, workers
-from jobs.inspection.times import duration
 from jobs.lifecycle.display import shown
 from jobs.models import Job, Node, Pause, State
 from jobs.models.values import scrub

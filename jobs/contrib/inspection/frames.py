@@ -9,7 +9,7 @@ _FRAME = re.compile(r'^  File "(?P<path>[^"]*)", line \d+.*\n(?:    .*\n?)*', re
 #: Paths of installed packages, of Python itself, and of this app. The traceback may come from another machine.
 FOREIGN = re.compile(
     r"[/\\](site-packages|dist-packages|lib[/\\]python\d[\d.]*)[/\\]|^<frozen |^"
-    + re.escape(str(Path(__file__).parents[1]))
+    + re.escape(str(Path(__file__).parents[2]))
     + r"[/\\]"
 )
 

@@ -6,7 +6,7 @@ import json
 import traceback
 
 import jobs
-from jobs.inspection.frames import own_frames as own
+from jobs.contrib.inspection.frames import own_frames as own
 from jobs.models.values import normalize
 
 

@@ -13,8 +13,8 @@ from django.db import connection
 from django.utils import timezone
 
 from jobs.contrib.console.base import me
+from jobs.contrib.operations.selection import Selection, moment
 from jobs.models import Action, Job, Marker
-from jobs.operations.selection import Selection, moment
 from tests import tasks
 from tests.helpers.harness import deliver
 from tests.helpers.rows import ERROR, make

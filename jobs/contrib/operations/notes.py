@@ -1,4 +1,4 @@
-"""The operations that a person may do."""
+"""What a person did, as the history of a job keeps it."""
 
 import uuid
 

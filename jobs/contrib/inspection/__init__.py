@@ -1,0 +1,1 @@
+"""What is known of jobs and workers, for pages, commands and rules: it only asks."""

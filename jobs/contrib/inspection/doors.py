@@ -1,0 +1,7 @@
+"""The part of the inspection in the core: there is none. Pages, commands and other extensions use it."""
+
+from jobs.doors import Extension
+
+
+class Inspection(Extension):
+    pass

@@ -1,1 +1,0 @@
-"""Queries about jobs and workers, for pages, commands and rules."""
