@@ -15,7 +15,7 @@ import celery
 from celery import shared_task
 from django.db import connection
 
-from jobs import Snooze, Task, guard
+from jobs import Snooze, Task
 from tests.helpers import hooks, misbehaving  # noqa: F401
 from tests.helpers.gates import once_only, wait_for_file
 from tests.models import Effect, Order
@@ -122,18 +122,6 @@ summary_for_a_while = _unique("summary_for_a_while", unique_for=60)
 @shared_task(idempotency_key="marked:{key}")
 def marked(key):
     Effect.objects.create(key=key)
-
-
-@shared_task
-def guards(pk):
-    with guard(Order, pk=pk):
-        pass
-
-
-@shared_task(autoretry_for=(Order.DoesNotExist,))
-def guards_patiently(pk):
-    with guard(Order, pk=pk):
-        pass
 
 
 @shared_task(autoretry_for=(Exception,))

@@ -1,1 +1,1 @@
-"""Work that is done only once, or by one process at a time: keys, markers, locks and guards."""
+"""Work that is done only once, or by one process at a time: keys, markers and locks."""

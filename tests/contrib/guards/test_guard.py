@@ -11,7 +11,7 @@ from django.test.utils import CaptureQueriesContext
 
 from jobs import Busy, guard
 from jobs.models import Job
-from tests import tasks
+from tests.contrib.guards import tasks
 from tests.helpers.concurrency import Elsewhere, open_transaction, somebody_waits
 from tests.helpers.harness import deliver
 from tests.helpers.servers import wait_for
