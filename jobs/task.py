@@ -444,7 +444,7 @@ class Task(celery.Task):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._is_message():
-            return pipeline.receive(self, self.request_stack.top, args, kwargs)
+            return extensions.instead(pipeline.receive)(self, self.request_stack.top, args, kwargs)
         with _apart():
             result = super().__call__(*args, **kwargs)
             return result.alone() if isinstance(result, Commit) else result

@@ -1,4 +1,4 @@
-"""How a call becomes a row, and how a message that no ``delay()`` of ours sent becomes one.
+"""How a call becomes a row.
 
 ``jobs.calling.request`` makes what a body sees from the row.
 """
@@ -10,7 +10,7 @@ import logging
 import re
 import uuid
 from collections.abc import Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import kombu
@@ -19,26 +19,21 @@ from celery.backends.rpc import RPCBackend
 from celery.utils.functional import maybe_list
 from celery.utils.time import maybe_iso8601
 from django.core.exceptions import ImproperlyConfigured
-from django.db import transaction
 from django.utils import timezone
 from kombu.common import Broadcast
 from kombu.transport.virtual.exchange import TopicExchange
 
-from jobs import extensions, store
+from jobs import extensions
 from jobs.calling import outbox, request
 from jobs.calling.options import KEPT, MOMENT, PLUMBING
-from jobs.conf import celery_app, conf
+from jobs.conf import conf
 from jobs.conf.logs import log
-from jobs.conf.syncpoints import reach
 from jobs.errors import LONGEST
 from jobs.lifecycle import transitions
-from jobs.lifecycle.wakeups import wakeup
-from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job, State
 from jobs.models.columns import OPTIONS
 from jobs.models.fields import uuid7
-from jobs.models.values import as_uuid, normalize, plain, scrub, storable
-from jobs.store import databases
+from jobs.models.values import as_uuid, normalize, plain, storable
 
 #: The contract between the caller that writes a job and the worker that runs it. A release raises it if older workers
 #: would run its jobs wrongly. A worker runs its own version and earlier ones. A row without a version has version 1.
@@ -126,7 +121,7 @@ def terms(task: Any, args: Any, kwargs: Any, given: Mapping[str, Any]) -> Terms:
     if run_at is not None:
         kept["eta"] = True
     root, priority = as_uuid(root_id) if root_id else None, options.get("priority")
-    if priority is not None and priority != _within(priority, -(2**15)):
+    if priority is not None and priority != within(priority, -(2**15)):
         raise ValueError(f"priority={priority} must be from {-(2**15)} to {2**15 - 1}")
     priority = None if priority is None else int(priority)
     row = {
@@ -293,49 +288,6 @@ def bound_queue(app: Celery, exchange: str, routing_key: str | None) -> kombu.Qu
     return None
 
 
-# A message: from ``send_task`` by name, ``celery call``, another service, or a producer from before the switch
-
-
-def receive(task: str, request: Any, args: Any, kwargs: Any) -> None:
-    """Insert the row of a foreign message, unless it is there. It is a job then. Race: one of several copies inserts.
-
-    Raises:
-        TypeError, ValueError: its contents cannot be kept as JSON.
-        django.db.Error: no database; either nothing or the whole row was written.
-    """
-    plain_args, plain_kwargs = normalize(args, kwargs, conf().MAX_ARGS_BYTES)
-    app, delivery = celery_app(), request.delivery_info or {}
-    key, root, priority = as_uuid(request.id) or uuid7(), as_uuid(request.root_id), delivery.get("priority")
-    priority = _within(priority, -(2**15))
-    expires_at = maybe_iso8601(request.expires)
-    if expires_at is not None and timezone.is_naive(expires_at):
-        # As Celery reads it.
-        expires_at = expires_at.replace(tzinfo=datetime.UTC)
-    job = Job(
-        id=key,
-        task=_text(task),
-        args=plain_args,
-        kwargs=plain_kwargs,
-        options=storable(_stated(request, delivery), "the options"),
-        queue=_text(_arrived_by(app, delivery)),
-        priority=priority,
-        rank=rank_of(app, priority) if priority and app is not None else 0,
-        expires_at=expires_at,
-        retries=_within(request.retries, 0) or 0,
-        parent_id=as_uuid(request.parent_id),
-        root=None if root == key else root,
-        made_at=timezone.now(),
-    )
-    mark(app, job)
-    reach("before_receive")
-    using = databases.job_alias()
-    with transaction.atomic(using=using) if store.of(using).is_divided else nullcontext():
-        Job.objects.using(using).bulk_create([job], ignore_conflicts=True)
-        store.of(using).withdraw(key)
-    reach("after_receive")
-    wakeup.send()
-
-
 def mark(app: Any, job: Job) -> None:
     """Write what extensions add to a call into a row that was made without one: of a message, or of an event."""
     task = app.tasks.get(job.task) if app is not None else None
@@ -350,37 +302,6 @@ def mark(app: Any, job: Job) -> None:
             log(logging.DEBUG, job, f"it gets less than a call: {exc!r}", "hook_failed")
 
 
-def _stated(request: Any, delivery: Mapping[str, Any]) -> dict[str, Any]:
-    """``Job.options`` of a message."""
-    own = "chain chord group_index shadow reply_to replaced_task_nesting stamped_headers stamps ignore_result".split()
-    given = {name: getattr(request, name) for name in own}
-    given |= {"link": request.callbacks, "link_error": request.errbacks, "group_id": request.group}
-    given |= zip(("time_limit", "soft_time_limit"), request.timelimit or (), strict=False)
-    given["headers"] = {name: value for name, value in (request.headers or {}).items() if name != "timelimit"}
-    if request.id and str(as_uuid(request.id)) != str(request.id):
-        # The sender asks for the result under this spelling.
-        given["task_id"] = scrub(str(request.id))
-    if delivery.get("exchange"):
-        given |= {"exchange": delivery["exchange"], "routing_key": delivery.get("routing_key")}
-    # These are kept even if they are 0 or False.
-    stated = ("group_index", "ignore_result")
-    return {name: value for name, value in given.items() if value or (name in stated and value is not None)}
-
-
-def _arrived_by(app: Any, delivery: Mapping[str, Any]) -> Any:
-    """The queue that a message came from; the message only names the exchange and routing key it was sent to."""
-    exchange, routing_key = delivery.get("exchange"), delivery.get("routing_key")
-    if app is not None and exchange and (bound := bound_queue(app, str(exchange), routing_key)) is not None:
-        return bound.name
-    # The default exchange routes by the queue's name. With a foreign binding, the worker that got the message runs it.
-    consumed = worker_state.queues
-    return consumed[0] if exchange and consumed and routing_key not in consumed else routing_key
-
-
-def _within(value: Any, least: int) -> int | None:
+def within(value: Any, least: int) -> int | None:
     """The number, limited to what the column can hold; another service may send anything."""
     return None if value is None else max(least, min(int(value), 2**15 - 1))
-
-
-def _text(value: Any) -> str:
-    return scrub(str(value or ""))[:255] or "?"

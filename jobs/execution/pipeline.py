@@ -19,9 +19,9 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
+from celery.exceptions import Ignore, Retry, SoftTimeLimitExceeded
 from django.db import connections, transaction
-from django.db.utils import DataError, Error, IntegrityError, ProgrammingError
+from django.db.utils import Error, ProgrammingError
 
 from jobs import extensions, signals, store
 from jobs.calling import calls, request
@@ -35,8 +35,8 @@ from jobs.idempotency import markers
 from jobs.idempotency.keys import fingerprint
 from jobs.idempotency.locks import lock, wake_left
 from jobs.lifecycle import transitions
-from jobs.lifecycle.run import RECONNECT, NotHere, Run, current, persistently
-from jobs.lifecycle.worker_state import BODY, NAMED, worker_state
+from jobs.lifecycle.run import NotHere, Run, current, persistently
+from jobs.lifecycle.worker_state import BODY, NAMED
 from jobs.models import Job, State
 from jobs.models.values import decoded, safe_repr
 from jobs.store import databases
@@ -127,35 +127,8 @@ def _call(run: Run) -> Steps:
 
 
 def receive(task: Any, context: Any, args: Any, kwargs: Any) -> Any:
-    """A message that no ``delay()`` of ours made gets its row, and is acknowledged after that."""
-    error: Exception
-    for pause in RECONNECT:
-        time.sleep(pause)
-        try:
-            calls.receive(task.name, context, args, kwargs)
-        except Exception as exc:
-            finish.let_end(exc)
-            is_plain = not task.key_templates and not task.is_fenced
-            if isinstance(exc, TypeError | ValueError | DataError | IntegrityError) and is_plain:
-                text = (
-                    "was sent by name and not by delay(), and cannot be kept as a job; it runs as a stock Celery task"
-                )
-                extra = worker_state.about("foreign", job=str(context.id), task=task.name)
-                logger.warning("%s[%s] %s: %s", task.name, context.id, text, exc, extra=extra)
-                break
-            if not isinstance(exc, Error) or isinstance(exc, DataError | IntegrityError):
-                # Without a row it would run without the marker, the lock and the waits that it needs.
-                raise
-            # Also a server that takes no writes, or a table that is not migrated yet: the next attempt may succeed.
-            error = exc
-            databases.drop(databases.job_alias())
-        else:
-            raise Ignore("it is a job now")
-    else:
-        # The database is away, and nothing but the message knows of this job: it goes back to the broker.
-        raise Reject(str(error), requeue=True)
-    context.jobs_run = False
-    return (task.own_call or task.run)(*args, **kwargs)
+    """A message that no ``delay()`` of ours made. An extension makes a job of it."""
+    raise RuntimeError(f"{task.name} was called by name, and nothing here makes a job of a message")
 
 
 def _holding_lock(run: Run) -> Steps:

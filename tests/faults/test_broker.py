@@ -168,7 +168,7 @@ def elsewhere(broker) -> str:
 @pytest.mark.quick
 @pytest.mark.parametrize("point", ["before_receive", again("after_receive")])
 @guard(Without("jobs.task:Task.on_bound", "_lost = False", clause="_lost = True"), case="before_receive")
-@guard(Without("jobs.calling.calls:receive", "", clause=", ignore_conflicts=True"), case="after_receive")
+@guard(Without("jobs.contrib.messages.receiving:insert", "", clause=", ignore_conflicts=True"), case="after_receive")
 def test_process_killed_while_it_receives_a_call_by_name(ledger, point):
     """The message is acknowledged only after its row is committed, and then comes again: the row is there.
 

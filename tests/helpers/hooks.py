@@ -27,16 +27,16 @@ def forget(sender, instance, **kwargs):
 
 def _end_in_adoption(marker):
     """The first process that gives a message its row is told to end before this is committed."""
-    from jobs.calling import calls
+    from jobs.contrib.messages import receiving
 
-    receive = calls.receive
+    insert = receiving.insert
 
     def end_and_receive(*args):
         if once_only(marker):
             end_at("_commit")
-        return receive(*args)
+        return insert(*args)
 
-    calls.receive = end_and_receive
+    receiving.insert = end_and_receive
 
 
 def _quit_in_a_write(order):

@@ -20,7 +20,7 @@ import jobs
 from jobs.contrib.durable import history
 from jobs.contrib.durable.history import History
 from jobs.contrib.durable.models import Signal, Step
-from jobs.execution import pipeline
+from jobs.contrib.messages import receiving
 from jobs.lifecycle import transitions
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job
@@ -1063,7 +1063,7 @@ def test_a_thread_of_the_body_takes_no_steps(node, monkeypatch):
 def test_what_cannot_be_a_job_does_not_run_without_its_waits():
     message = Context(id=str(uuid.uuid4()), delivery_info={"routing_key": "default"})
     with pytest.raises(ValueError, match="bytes"):
-        pipeline.receive(bodies.onboard, message, ["x" * 300_000], {})
+        receiving.receive(bodies.onboard, message, ["x" * 300_000], {})
     assert effects() == {}
 
 

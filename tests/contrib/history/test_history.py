@@ -12,12 +12,12 @@ from celery import current_app
 from django.db import IntegrityError, connection, transaction
 
 from jobs import checks, store
-from jobs.calling import calls
 from jobs.contrib.history import days
 from jobs.contrib.history import store as partitions
 from jobs.contrib.limits import claims as limited
 from jobs.contrib.limits.limits import Limits
 from jobs.contrib.limits.rates import limit_of
+from jobs.contrib.messages import receiving
 from jobs.contrib.operator import problems, status
 from jobs.contrib.operator.store import HEADS
 from jobs.lifecycle import claims, transitions
@@ -156,7 +156,7 @@ def test_a_message_that_comes_again_after_its_job_ended_is_no_new_job():
     from celery.app.task import Context
 
     def receive() -> None:
-        calls.receive("tests.tasks.noop", Context(request), [], {})
+        receiving.insert("tests.tasks.noop", Context(request), [], {})
 
     receive()
     receive()

@@ -22,12 +22,12 @@ from django.core.management import CommandError, call_command
 from django.db import IntegrityError, OperationalError, connection, connections, transaction
 from django.db.models.signals import post_delete
 
-from jobs.calling import calls
 from jobs.conf import problems as wrong_settings
 from jobs.contrib.limits import claims as limited
 from jobs.contrib.limits import limits, rates, store
 from jobs.contrib.limits.claims import LimitedClaimer
 from jobs.contrib.limits.rates import limit_of
+from jobs.contrib.messages import receiving
 from jobs.contrib.operator import problems, status
 from jobs.contrib.why import waiting
 from jobs.contrib.why.explain import explain
@@ -765,7 +765,7 @@ def test_what_a_rate_lets_in_is_not_held_again_at_once(task, rate, rows, monkeyp
 def test_a_call_by_name_says_its_limit_like_any_other():
     """Else claims have to look at it twice."""
     context = Context(id=str(uuid.uuid4()), delivery_info={"exchange": "", "routing_key": QUEUE})
-    calls.receive(bodies.one_of_a_customer.name, context, ["ada"], {})
+    receiving.insert(bodies.one_of_a_customer.name, context, ["ada"], {})
     assert Job.objects.get().limit_key == f"{bodies.one_of_a_customer.name}:ada"
 
 

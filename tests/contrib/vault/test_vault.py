@@ -21,11 +21,11 @@ from django.db import connection
 from django.utils import timezone
 
 from jobs import Task
-from jobs.calling import calls
 from jobs.conf import problems, sentry
 from jobs.contrib.aio import sentry as scopes
 from jobs.contrib.grouped.runner import GroupingRunner
 from jobs.contrib.inspection.view import look_up
+from jobs.contrib.messages import receiving
 from jobs.contrib.operator import problems as operator_problems
 from jobs.contrib.operator import status
 from jobs.contrib.stock_calls.sending import calls_are_rows
@@ -209,12 +209,12 @@ def test_a_message_by_name_is_kept_encrypted_or_not_at_all(declare, settings):
     task = declare(name="t.all", body=body)
     task.__class__.call_hooks = (lambda *given: 1 / 0, *task.call_hooks)
     request = Context(id=str(uuid.uuid4()), delivery_info={})
-    calls.receive("t.all", request, [SECRET], {})
+    receiving.insert("t.all", request, [SECRET], {})
     assert Job.objects.get().task == "t.all"
     assert SECRET not in stored()
     turn(settings)
     with pytest.raises(ImproperlyConfigured):
-        calls.receive("t.all", Context(id=str(uuid.uuid4()), delivery_info={}), [SECRET], {})
+        receiving.insert("t.all", Context(id=str(uuid.uuid4()), delivery_info={}), [SECRET], {})
     assert Job.objects.count() == 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import uuid
 from typing import Any
 
@@ -15,9 +16,9 @@ from django.db.models import QuerySet
 from django.utils import timezone
 from kombu import Exchange, Queue
 
-from jobs.calling import calls
+from jobs.contrib.messages import receiving
 from jobs.lifecycle.worker_state import worker_state
-from jobs.models import Job
+from jobs.models import Job, Node
 from jobs.models.values import as_uuid
 from tests import tasks
 from tests.helpers import parity
@@ -56,7 +57,7 @@ def test_a_message_gets_its_row_and_its_copies_are_the_same_job(node, key):
 @pytest.mark.parametrize("options", {**parity.OPTIONS, **parity.LINKS})
 @pytest.mark.parametrize("task", ["add", "limited", "routed"])
 def test_the_body_sees_the_request_of_the_message(stock, ours, node, options, task, monkeypatch):
-    monkeypatch.setattr(calls, "celery_app", lambda: ours)
+    monkeypatch.setattr(receiving, "celery_app", lambda: ours)
     given = {**parity.OPTIONS, **parity.LINKS}[options]
     if task != "add" and "kwargs" in given:
         pytest.skip("takes no such argument")
@@ -124,8 +125,8 @@ def test_what_the_database_refuses_goes_back_to_the_broker(node, monkeypatch, re
     def receive_nothing(*args):
         raise refused
 
-    monkeypatch.setattr("jobs.calling.calls.receive", receive_nothing)
-    monkeypatch.setattr("jobs.execution.pipeline.RECONNECT", (0.0, 0.0))
+    monkeypatch.setattr("jobs.contrib.messages.receiving.insert", receive_nothing)
+    monkeypatch.setattr("jobs.contrib.messages.receiving.RECONNECT", (0.0, 0.0))
     assert receive(str(uuid.uuid4()), "a") == "REJECTED"
     assert not effects()
 
@@ -164,7 +165,7 @@ def test_without_a_database_the_message_goes_back_to_the_broker(node, monkeypatc
         tried.append(1)
         raise OperationalError("away")
 
-    monkeypatch.setattr("jobs.execution.pipeline.RECONNECT", [0.0, 0.0, 0.0])
+    monkeypatch.setattr("jobs.contrib.messages.receiving.RECONNECT", [0.0, 0.0, 0.0])
     monkeypatch.setattr(QuerySet, "bulk_create", away)
     key = str(uuid.uuid4())
     assert receive(key, "a") == "REJECTED"
@@ -191,6 +192,21 @@ def test_a_call_by_name_becomes_a_job():
         [job] = wait_ended(result.id)
     assert (job.state, job.lease) == ("succeeded", 1)
     assert effects() == {"a": 1}
+
+
+@pytest.mark.slow
+def test_the_lines_about_it_carry_job_task_and_node(tmp_path):
+    log = tmp_path / "log"
+    with Worker(concurrency=1, JOBS_TEST_LOG=str(log)):
+        key = current_app.send_task("tests.tasks.noop").id
+        wait_for(lambda: Job.objects.filter(pk=key).exists(), 20, "it has its row")
+        wait_ended(key, timeout=60)
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    told = [line for line in lines if line["logger"] == "jobs" and (line.get("job") == key or key in line["message"])]
+    assert told
+    for line in told:
+        assert (line["job"], line["task"]) == (key, "tests.tasks.noop"), line
+        assert Node.objects.filter(pk=line["node"]).exists(), line
 
 
 @pytest.mark.slow
