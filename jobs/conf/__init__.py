@@ -1,8 +1,6 @@
 """The settings: ``settings.JOBS`` (its keys are the fields of :class:`Settings`), and :func:`celery_settings`."""
 
 import re
-import shlex
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -355,15 +353,6 @@ def celery_app() -> Celery | None:
     """The app that the project made; None if there is only Celery's fallback, which has no tasks and no broker."""
     app = app_here()
     return None if app.main == "default" and not app.set_as_current else app
-
-
-def worker_command(*options: str) -> str:
-    """The command that starts a worker of this project; ``proj`` stands for the app's module if it is not known."""
-    app = celery_app()
-    modules = [sys.modules.get(f"{app.main}{end}") for end in ("", ".celery")] if app is not None else []
-    is_there = any(each is app for module in modules if module is not None for each in vars(module).values())
-    name = app.main if app is not None and is_there else "proj"
-    return shlex.join(["celery", "-A", name, "worker", *options])
 
 
 _imports = threading.RLock()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import datetime
 import uuid
 from collections.abc import Callable
-from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.db import models
@@ -486,10 +485,3 @@ _DEFAULTS: dict[str, Any] = {
 def tables() -> list[type[models.Model]]:
     """All models of ours, also those of extensions that are apps of their own."""
     return [kind for config in extensions.app_configs() for kind in config.get_models()]
-
-
-@cache
-def label_of(name: str) -> str:
-    """The app label of a page (``event_change``) or a permission (``view_event``): one of its words is a model."""
-    words = name.split("_")
-    return next((kind._meta.app_label for kind in tables() if kind._meta.model_name in words), Job._meta.app_label)

@@ -1,6 +1,8 @@
 """Which workers there are, which jobs are ready, and what is late: every page, command and rule uses this."""
 
 import math
+import shlex
+import sys
 import uuid
 from collections.abc import Iterable
 from typing import Any
@@ -8,7 +10,7 @@ from typing import Any
 from django.db.models import DurationField, ExpressionWrapper, F, QuerySet
 from django.db.models.functions import Now
 
-from jobs.conf import conf
+from jobs.conf import celery_app, conf
 from jobs.models import CLAIMABLE, Job, Node, Pause
 from jobs.store import databases, heartbeats
 
@@ -73,6 +75,15 @@ _side = databases.SideDatabase(is_apart=False)
 def silence() -> dict[uuid.UUID, float]:
     """Seconds since the last beat of each node that ever beat."""
     return heartbeats.silence(_side)
+
+
+def worker_command(*options: str) -> str:
+    """The command that starts a worker of this project; ``proj`` stands for the app's module if it is not known."""
+    app = celery_app()
+    modules = [sys.modules.get(f"{app.main}{end}") for end in ("", ".celery")] if app is not None else []
+    is_there = any(each is app for module in modules if module is not None for each in vars(module).values())
+    name = app.main if app is not None and is_there else "proj"
+    return shlex.join(["celery", "-A", name, "worker", *options])
 
 
 # Waiting jobs

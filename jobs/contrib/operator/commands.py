@@ -6,9 +6,8 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from jobs.conf import worker_command
 from jobs.contrib.console.base import LOOK, STEER, JobsCommand, me, option, reported, subcommand
-from jobs.contrib.inspection.counts import at_least
+from jobs.contrib.inspection.counts import at_least, worker_command
 from jobs.contrib.inspection.times import duration
 from jobs.contrib.operator import problems, workers
 from jobs.contrib.operator import status as now

@@ -17,9 +17,9 @@ from django.utils import timezone
 
 from jobs import extensions, store
 from jobs.checks import driver
-from jobs.conf import celery_app, conf, import_tasks, own_tasks, worker_command
+from jobs.conf import celery_app, conf, import_tasks, own_tasks
 from jobs.contrib.console.base import PROVE, JobsCommand, option, subcommand
-from jobs.contrib.inspection.counts import paused
+from jobs.contrib.inspection.counts import paused, worker_command
 from jobs.contrib.inspection.times import duration
 from jobs.contrib.operator import problems, statistics, status
 from jobs.idempotency import locks

@@ -16,8 +16,8 @@ from django.utils.translation import gettext, ngettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
 from jobs import extensions
-from jobs.conf import conf, worker_command
-from jobs.contrib.inspection.counts import at_least, in_line, late_after
+from jobs.conf import conf
+from jobs.contrib.inspection.counts import at_least, in_line, late_after, worker_command
 from jobs.contrib.inspection.times import duration
 from jobs.contrib.inspection.view import View
 from jobs.contrib.operations.actions import OPERATIONS

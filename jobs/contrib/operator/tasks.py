@@ -2,12 +2,10 @@
 
 from typing import Any
 
-from celery import shared_task
-
-from jobs.task import Task
+from jobs import task
 
 
-@shared_task(base=Task, bind=True, name="jobs.probe")
+@task(bind=True, name="jobs.probe")
 def probe(self: Any) -> str:
     """Do nothing, and return where it ran: ``manage.py jobs doctor`` follows it from the call to the end."""
     return str(self.job.node_id)

@@ -4,6 +4,7 @@ import datetime
 import json
 import uuid
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from django.contrib import admin
@@ -22,7 +23,7 @@ from jobs.contrib.inspection.times import duration
 from jobs.contrib.inspection.view import other
 from jobs.contrib.operations.selection import DIGITS
 from jobs.lifecycle.display import shown
-from jobs.models import Job, State, label_of
+from jobs.models import Job, State, tables
 from jobs.models.values import scrub
 
 NOTHING = "-"  #: Shown for a missing value.
@@ -101,6 +102,13 @@ def parts(page: str, request: HttpRequest, about: Any) -> dict[str, str]:
         for place, html in part(page, request, about).items():
             found[place] = format_html("{}{}", found.get(place, ""), html)
     return found
+
+
+@cache
+def label_of(name: str) -> str:
+    """The app label of a page (``event_change``) or a permission (``view_event``): one of its words is a model."""
+    words = name.split("_")
+    return next((kind._meta.app_label for kind in tables() if kind._meta.model_name in words), Job._meta.app_label)
 
 
 def url_of(page: str, *args: Any, **query: Any) -> str:

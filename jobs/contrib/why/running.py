@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from django.utils.translation import gettext
 
 from jobs import store
-from jobs.conf import conf, worker_command
+from jobs.conf import conf
+from jobs.contrib.inspection.counts import worker_command
 from jobs.contrib.inspection.times import duration
 from jobs.contrib.inspection.view import Reason, View
 from jobs.contrib.why import waiting

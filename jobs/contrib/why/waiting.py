@@ -7,8 +7,7 @@ from typing import Any
 from django.utils.translation import gettext, ngettext
 
 from jobs import extensions, store
-from jobs.conf import worker_command
-from jobs.contrib.inspection.counts import MOST, UNKNOWN, at_least, in_line, late_after
+from jobs.contrib.inspection.counts import MOST, UNKNOWN, at_least, in_line, late_after, worker_command
 from jobs.contrib.inspection.times import duration
 from jobs.contrib.inspection.view import COUNTS, SHOWN, Reason, View
 from jobs.lifecycle.transitions import PARKED

@@ -12,8 +12,7 @@ from django.urls import path
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from jobs.conf import worker_command
-from jobs.contrib.inspection.counts import at_least
+from jobs.contrib.inspection.counts import at_least, worker_command
 from jobs.contrib.inspection.view import progress_of
 from jobs.contrib.operations.actions import OPERATIONS
 from jobs.contrib.operator import live, workers
