@@ -144,7 +144,7 @@ def test_arguments_of_an_older_signature(ledger):
     assert set(failed().values_list("error__type", "lease")) == {("TypeError", 1)}
 
 
-@guard(Without("jobs.execution.pipeline:receive", "task.run(*args, **kwargs)"))
+@guard(Without("jobs.contrib.messages.receiving:receive", "task.run(*args, **kwargs)"))
 def test_messages_sent_by_name(ledger):
     """From another service, or from before the switch: jobs as all others, each delivered twice.
 
@@ -159,7 +159,7 @@ def test_messages_sent_by_name(ledger):
         ledger.check(within=LOST_CHILD)
 
 
-@guard(Without("jobs.execution.pipeline:receive", call="finish.let_end"))
+@guard(Without("jobs.contrib.messages.receiving:receive", call="finish.let_end"))
 def test_process_ended_while_it_receives(ledger, tmp_path):
     """A SIGTERM before the row of a message sent by name is committed: the broker has the message again.
 

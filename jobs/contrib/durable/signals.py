@@ -28,7 +28,7 @@ from jobs.store import databases
 
 #: What ``Job.waits_for`` begins with while a job waits for a signal: before its key.
 SIGNAL = "signal:"
-#: Seconds for which the workers look again whether a job waits for a signal; and how many keys they look at.
+#: Seconds for which the workers look again whether a job waits for a signal; and how many keys are named.
 LOOKED_AFTER, MOST = 60.0, 10_000
 
 
