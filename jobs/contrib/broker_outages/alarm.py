@@ -69,14 +69,18 @@ class Alarm:
 
 
 def call_to_broker(frame: FrameType | None) -> FrameType | None:
-    """The outermost call into kombu that the frame is part of; None in a body (``-P solo``) and in a signal handler."""
+    """The outermost call into kombu that the frame is part of; None in a body (``-P solo``) and in a signal handler.
+
+    Race: the pool's timers go on in a thread while it stops. An event that hangs there holds the dispatcher's lock.
+    """
     found = None
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
         if module in ("celery.app.trace", "celery.apps.worker"):
             return None
         # kombu's event loop, and what it waits in, is the one call that does not have to return.
-        if module.startswith("kombu.") and not module.startswith(("kombu.asynchronous", "kombu.utils.eventio")):
+        is_loop = module.startswith(("kombu.asynchronous", "kombu.utils.eventio"))
+        if module == "celery.events.dispatcher" or (module.startswith("kombu.") and not is_loop):
             found = frame
         frame = frame.f_back
     return found

@@ -30,10 +30,11 @@ def call_in(*modules: str):
         (["kombu.asynchronous.hub", "kombu.transport.redis", "redis.connection"], "kombu.transport.redis"),
         (["celery.worker.loops", "kombu.asynchronous.hub", "kombu.utils.eventio"], None),
         (["kombu.transport.base", "celery.apps.worker", "celery.worker.worker"], None),
+        (["kombu.asynchronous.hub", "celery.events.dispatcher"], "celery.events.dispatcher"),
         (["celery.concurrency.prefork", "billiard.pool", "threading"], None),
         (["kombu.transport.base", "celery.worker.strategy", "celery.app.trace", "shop.tasks", "kombu.messaging"], None),
     ],
-    ids=["step", "event", "loop", "handler", "bodies", "solo"],
+    ids=["step", "event", "loop", "handler", "lock", "bodies", "solo"],
 )
 def test_what_is_a_call_to_the_broker(modules, found):
     assert call_in(*modules) == found
