@@ -25,7 +25,8 @@ from jobs.store import base, databases
 _LOCKS = "CREATE TABLE IF NOT EXISTS jobs_locked_name (name binary(32) PRIMARY KEY) ENGINE=InnoDB"
 _LOCK = "INSERT INTO jobs_locked_name (name) VALUES {} ON DUPLICATE KEY UPDATE name = VALUES(name)"
 
-_UTC = "time_zone = '+00:00'"
+#: A session's time zone, and what a body may have left there by which claims find nothing, or lose what they took.
+_SESSION = "time_zone = '+00:00', sql_select_limit = DEFAULT, completion_type = DEFAULT"
 
 #: The claim recorded the session. It is left alone if another run uses it by now, or if the server was started since:
 #: then its number may belong to another session.
@@ -70,7 +71,7 @@ class MySQL(base.Store):
     def prepare(self, connection: Any) -> None:
         """Django reads and writes UTC. The database's own clock must be in UTC as well."""
         with connection.cursor() as cursor:
-            cursor.execute(f"SET {_UTC}")
+            cursor.execute(f"SET {_SESSION}")
 
     def identify(self) -> tuple[Any, ...]:
         if self.connection.mysql_is_mariadb:
@@ -132,7 +133,7 @@ class MySQL(base.Store):
         self.connection.ensure_connection()
         raw = self.connection.connection
         with self.connection.wrap_database_errors, closing(raw.cursor()) as cursor:
-            cursor.execute(f"SET @jobs_{name} = @@{name}, {name} = {max(1, math.ceil(seconds))}, {_UTC}")
+            cursor.execute(f"SET @jobs_{name} = @@{name}, {name} = {max(1, math.ceil(seconds))}, {_SESSION}")
         try:
             yield
         finally:

@@ -25,7 +25,7 @@ from jobs.store import databases
 from jobs.store.base import Claim
 from tests import tasks
 from tests.helpers.concurrency import Elsewhere, open_transaction
-from tests.helpers.harness import deliver
+from tests.helpers.harness import deliver, run_ready
 from tests.helpers.plans import analyze, asked_by, numbers
 from tests.helpers.rows import make
 
@@ -239,6 +239,22 @@ def test_two_queues_share_the_rate_of_a_task(node, monkeypatch, is_new):
 
 def claims_of(queue, found):
     found += limited.LimitedClaimer().claim("default", queue, worker_state.node, 1)
+
+
+@shared_task(atomic=False)
+def sets(what):
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET {what}")
+
+
+@pytest.mark.usefixtures("node")
+@pytest.mark.parametrize("what", ["sql_select_limit = 0", "completion_type = RELEASE"])
+def test_what_a_body_sets_in_its_session_keeps_no_job_from_being_claimed(what):
+    """The process found nothing any more, or its claims were rolled back in silence."""
+    deliver(sets.delay(what))
+    result = tasks.noop.delay(1)
+    run_ready()
+    assert Job.objects.get(pk=result.id).state == "succeeded"
 
 
 @shared_task
