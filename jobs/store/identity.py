@@ -4,7 +4,6 @@ from typing import Any
 
 from jobs import extensions
 from jobs.conf import conf
-from jobs.store import databases
 
 
 class NotAdopted(Exception):
@@ -25,15 +24,9 @@ class Identity:
         return {"marked_as": None, "is": self.alias, "adopted": True}
 
 
-def check(alias: str) -> None:
-    extensions.instead(Identity)(alias).check()
-
-
 def check_all() -> None:
-    """Check all job databases. One that is away is left out, unless it is the first."""
-    home, *others = conf().DATABASES
-    check(home)
-    databases.everywhere(check, others)
+    for alias in conf().DATABASES:
+        extensions.instead(Identity)(alias).check()
 
 
 def marks(alias: str) -> dict[str, Any]:

@@ -77,8 +77,6 @@ class Supervisor:
         #: What the node's row says of its queues, and of its stop.
         self._said: tuple[list[str], bool] | None = None
         self._saying = threading.Lock()
-        #: The databases that do not know this node yet.
-        self._untold: set[str] = set()
         self._unread = b""
         #: For each slot: the version of what its body said last.
         self._heard: dict[int, int] = {}
@@ -208,19 +206,23 @@ class Supervisor:
             if says == self._said:
                 return
             row = {"queues": queues, "stopping_at": Coalesce("stopping_at", Now()) if says[1] else None}
-            node, told = Node.objects.filter(pk=worker_state.node), set(conf().DATABASES) - self._untold
-            if databases.everywhere(lambda alias: node.using(alias).update(**row), told) == len(told):
-                self._said = says
+            for alias in conf().DATABASES:
+                Node.objects.using(alias).filter(pk=worker_state.node).update(**row)
+            self._said = says
 
     def _admit(self) -> None:
         identity.check_all()
         self._admitted.set()
 
     def _register(self) -> None:
+        self._said = None
         self._admit()
-        self._untold = set(conf().DATABASES)
-        self._introduce(databases.home())
-        self._introduce_everywhere()
+        version = conf().VERSION or __version__
+        row = {"hostname": socket.gethostname(), **self._node, "pid": self.main_pid, "version": version}
+        for alias in conf().DATABASES:
+            Node.objects.using(alias).get_or_create(
+                pk=worker_state.node, defaults={**row, "queues": worker_state.queues}
+            )
         if not heartbeats.send(self._side, worker_state.node):
             heartbeats.first(self._side, worker_state.node)
         self._registered = True
@@ -229,18 +231,6 @@ class Supervisor:
             self._try(registered)
         logger.info("node %s is up", worker_state.node, extra=worker_state.about("node_up"))
         os.write(self._ready, REGISTERED)
-
-    def _introduce_everywhere(self) -> None:
-        """A database that is away is told of this node when it is back: jobs in other databases do not wait for it."""
-        databases.everywhere(self._introduce, [*self._untold])
-
-    def _introduce(self, alias: str) -> None:
-        identity.check(alias)
-        version = conf().VERSION or __version__
-        row = {"hostname": socket.gethostname(), **self._node, "pid": self.main_pid, "version": version}
-        Node.objects.using(alias).get_or_create(pk=worker_state.node, defaults={**row, "queues": worker_state.queues})
-        self._untold.discard(alias)
-        self._said = None
 
     def _sign_off(self) -> None:
         if not self._registered and not self._try(self._admit):
@@ -340,7 +330,6 @@ class Supervisor:
             if time.monotonic() >= next_watch:
                 next_watch = time.monotonic() + conf().HEARTBEAT
                 if self._registered:
-                    self._take_turn(self._introduce_everywhere)
                     self._take_turn(self._own.hand_back_orphans)
                 self._take_turn(watch.run_once)
                 listener.living = watch.living

@@ -9,18 +9,16 @@ import os
 import signal
 import subprocess
 import sys
-import uuid
 
 import pytest
 from django.conf import settings
 from django.core.checks import run_checks
-from django.db import connection, connections
+from django.db import connection
 
 from jobs.conf import syncpoints
 from jobs.conf.logs import log
-from jobs.lifecycle.worker_state import is_alive, worker_state
+from jobs.lifecycle.worker_state import is_alive
 from jobs.models import Node
-from jobs.worker import supervisor
 from tests import tasks
 from tests.helpers import fork_server
 from tests.helpers.harness import ROOT, Worker, environment, wait_ended
@@ -105,28 +103,6 @@ def test_a_stopped_worker_signs_off():
         wait_ended(tasks.noop.delay().id)
         assert worker.stop() == 0
         assert Node.objects.get(pk=worker.node.pk).dead_at is not None
-
-
-def test_a_worker_starts_although_one_of_its_other_databases_is_away(second, monkeypatch):
-    reading, writing = os.pipe()
-    monkeypatch.setattr(worker_state, "node", uuid.uuid4())
-    process = supervisor.Supervisor(os.getpid(), {"pool": "prefork"}, -1, writing)
-    place = connections[second].settings_dict
-    with monkeypatch.context() as patch:
-        patch.setitem(place, "NAME", f"{place['NAME']}/away")
-        connections[second].close()
-        process._heartbeat()
-        assert os.read(reading, 1) == supervisor.REGISTERED
-        process._introduce_everywhere()
-    nodes = Node.objects.filter(pk=worker_state.node)
-    assert nodes.exists()
-    assert not nodes.using(second).exists()
-    monkeypatch.setattr(worker_state, "queues", ["mail"])
-    process._introduce_everywhere()
-    process._heartbeat()
-    assert [row.queues for row in [*nodes, *nodes.using(second)]] == [["mail"], ["mail"]]
-    os.close(reading)
-    os.close(writing)
 
 
 @pytest.mark.slow
