@@ -24,7 +24,7 @@ from jobs import errors, extensions
 from jobs.conf import conf
 from jobs.errors import for_celery
 from jobs.lifecycle import wakeups
-from jobs.models import ENDED, LIVE, WAITING, Job, State, above
+from jobs.models import ENDED, LIVE, UNSUCCESSFUL, WAITING, Job, State, above
 from jobs.models.values import as_uuid, decoded
 from jobs.store import databases, results
 from jobs.store.results import Store
@@ -301,6 +301,26 @@ above["wait"] = wait
 
 #: The modules in which an exception's class is looked up if the row holds only its name: no body raised it.
 _MODULES = (builtins, celery.exceptions, errors)
+
+
+def instead_of(key: uuid.UUID, heir: uuid.UUID | None, using: str) -> Job | None:
+    """The job by which a replaced one ends: its heir, or what failed before that; None: there is none yet.
+
+    Parameters:
+        heir: its ``replay_of``: the last call of what replaced it.
+    """
+    jobs = Job.objects.using(using)
+    if heir is not None:
+        return jobs.filter(pk=heir).first()
+    # Of a chain or a chord only the last call gets the id of the replaced job, and nothing calls it after a failure.
+    level = seen = {key}
+    while level:
+        before = jobs.filter(parent_id__in=level, options__replaced_task_nesting__isnull=False).exclude(pk__in=seen)
+        if (failed := before.filter(state__in=UNSUCCESSFUL).first()) is not None:
+            return failed
+        level = set(before.values_list("pk", flat=True))
+        seen |= level
+    return None
 
 
 def exception_of(error: Mapping[str, Any], backend: Any) -> Exception:

@@ -30,7 +30,7 @@ from django.db.transaction import TransactionManagementError
 from django.utils.translation import gettext
 
 from jobs import extensions, store
-from jobs.backend import exception_of
+from jobs.backend import exception_of, instead_of
 from jobs.calling.options import says_how_to_retry
 from jobs.conf import conf, is_ours
 from jobs.conf.logs import log
@@ -532,14 +532,13 @@ class History:
         jobs, found = Job.objects.using(self.using), dict[str, list[Any]]()
         if jobs.filter(batch=row.key, state__in=LIVE).exists():
             return None
-        # A child that was replaced has succeeded itself. Its replacement has a row, or a job before that has failed.
-        failed = jobs.filter(batch=row.key).exclude(state=State.SUCCEEDED).values_list("error", flat=True)
-        before = failed.filter(options__replaced_task_nesting__isnull=False)
+        # A child that was replaced has succeeded itself.
         names = ("pk", "state", "result", "error", "replay_of", "options__replaced")
         for start in range(0, len(ids), 500):
             rows = jobs.filter(pk__in=ids[start : start + 500])
             for key, state, result, error, heir, replaced in rows.values_list(*names):
-                error = (failed.filter(pk=heir) if heir else before).first() if replaced else error
+                if replaced and result is None and (last := instead_of(key, heir, self.using)):
+                    result, error = last.result, last.error
                 found[str(key)] = [False, error] if error or state != State.SUCCEEDED else [True, result]
         gone = {"type": "LookupError", "message": "the job was deleted before its result was read"}
         return [found.get(each, [False, gone]) for each in ids]

@@ -450,6 +450,14 @@ def test_a_child_that_a_group_replaced_has_its_results():
     assert job_of(result).result == [[1, 2]]
 
 
+def test_each_child_has_the_error_of_what_replaced_it():
+    group_ = tasks.replaces.s("a", group(tasks.passes.si(1), tasks.passes.si(2)))
+    chains = [tasks.replaces.s(each, bodies.fails.si(each) | tasks.effect.si("last")) for each in ("one", "two")]
+    result = bodies.gathers.delay([chains[0], group_, chains[1]], return_exceptions=True)
+    run_jobs(raises=False)
+    assert job_of(result).result == ["LookupError: one", [1, 2], "LookupError: two"]
+
+
 def test_a_parent_that_runs_meanwhile_waits_for_what_replaced_its_child():
     result = bodies.gathers.delay([tasks.replaces.s("a", tasks.effect.s("later").set(countdown=60))])
     run_jobs()
