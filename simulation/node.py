@@ -16,13 +16,12 @@ from django.db import connections
 
 from jobs import extensions
 from jobs.contrib.operator import doors as operator
-from jobs.contrib.shared_connections import store as shared_connections
 from jobs.lifecycle import wakeups
 from jobs.lifecycle import worker_state as states
 from jobs.lifecycle.wakeups import wakeup
 from jobs.lifecycle.worker_state import WorkerState, worker_state
 from jobs.maintenance import Seldom, clock, rescue
-from jobs.store import databases, steps
+from jobs.store import databases, shared_connections
 from jobs.worker import listener, pool, supervisor
 from jobs.worker.runner import Runner
 from simulation.backend import base
@@ -58,7 +57,7 @@ def prepare() -> None:
         (clock, "_imported"): dict,
         (clock, "_seldom"): lambda: Seldom(20),
         (listener, "living"): dict,
-        (steps, "_steps"): steps.Steps,
+        (shared_connections, "_turns"): lambda: None,
         (rescue, "_reported"): set,
         (rescue, "_waiting"): set,
         (operator, "_told"): Event,

@@ -330,8 +330,7 @@ class PostgreSQL(base.Store):
             count_begins(self.connection)
 
     def has_ended(self) -> bool:
-        begun = getattr(self.connection.connection, "_jobs_begun", 0)
-        return begun > 1 or (begun == 1 and not has_begun(self.connection))
+        return has_ended(self.connection)
 
     def succeed(self, job: Job, result: Any, runtime: float, is_synced: bool = True) -> bool:
         """If the transaction is the body's own, the COMMIT is sent in the same message to the server."""
@@ -462,6 +461,11 @@ def count_begins(connection: Any) -> None:
     raw._jobs_begun = int(has_begun(connection))
 
 
+def has_ended(connection: Any) -> bool:
+    begun = getattr(connection.connection, "_jobs_begun", 0)
+    return bool(begun > 1 or (begun == 1 and not has_begun(connection)))
+
+
 def spare_savepoints(connection: Any) -> None:
     """Do not send a savepoint at the very start of a transaction: rolling back to it rolls back the transaction.
 
@@ -483,8 +487,10 @@ def spare_savepoints(connection: Any) -> None:
 
     def savepoint_rollback(sid: str) -> None:
         if sid in spared:
+            was_ended = has_ended(connection)
             connection._rollback()
-            count_begins(connection)
+            if not was_ended:
+                count_begins(connection)
         else:
             roll_back(sid)
 

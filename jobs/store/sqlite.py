@@ -6,7 +6,7 @@ import datetime
 import json
 import os
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -93,6 +93,11 @@ class SQLite(base.Store):
         connection = self.connection
         was = getattr(connection, "jobs_file", None) if connection.connection is not None else None
         return was is not None and _file_of(connection) not in (None, was)
+
+    def with_ready(self, queues: Sequence[str]) -> list[str]:
+        if self.is_replaced():
+            raise OperationalError(base.REPLACED)
+        return super().with_ready(queues)
 
     def claim(self, claim: Claim) -> list[Job]:
         if self.is_replaced():

@@ -173,17 +173,12 @@ class Runner:
             self.slot.rest(BUSY, claim.token)
             try:
                 jobs = self._claimer.take(using, claim)
-            except Error as exc:
-                self._note_away(using, exc)
-                continue
             except Exception as exc:
-                # Rows may be claimed (no memory was left for them, say), and none was begun.
-                with suppress(Error):
-                    transitions.hand_back_claim(using, worker_state.node, claim.token)
-                databases.note_failure(exc, "a claim", worker_state.about("claim_failed"))
-                # A body may have left a session whose rows the driver cannot read.
-                databases.drop(using)
-                self._away[using] = time.monotonic() + AWAY_PAUSE
+                self._note_away(using, exc)
+                if not isinstance(exc, Error):
+                    # Rows may be claimed (no memory was left for them, say), and none was begun.
+                    with suppress(Error):
+                        transitions.hand_back_claim(using, worker_state.node, claim.token)
                 continue
             self._away.pop(using, None)
             if jobs:
@@ -221,14 +216,19 @@ class Runner:
             try:
                 self._promising.update((using, queue) for queue in self._claimer.promising(using, queues))
                 self._away.pop(using, None)
-            except Error as exc:
+            except Exception as exc:
                 self._note_away(using, exc)
         now = time.monotonic()
         self._ask_at = now + max(AGAIN, min(claims.RARELY * (now - began), claims.LOOK))
 
-    def _note_away(self, using: str, exc: Error) -> None:
-        """A database cannot be reached: leave it alone for a moment, and go on with the other databases."""
-        databases.note_away(exc, using)
+    def _note_away(self, using: str, exc: Exception) -> None:
+        """A database cannot be read: leave it alone for a moment, and go on with the other databases."""
+        if isinstance(exc, Error):
+            databases.note_away(exc, using)
+        else:
+            databases.note_failure(exc, "a claim", worker_state.about("claim_failed"))
+            # A body may have left a session whose rows the driver cannot read.
+            databases.drop(using)
         self._away[using] = time.monotonic() + AWAY_PAUSE
 
     def _run_all(self, jobs: list[Job]) -> None:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import ast
 import re
 from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+
+import pytest
 
 from jobs.contrib.releases import private_names
 from tests.helpers.harness import ROOT
@@ -16,6 +20,25 @@ LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
 @cache
 def _nodes(file):
     return list(ast.walk(ast.parse(file.read_text())))
+
+
+@pytest.mark.parametrize("folder", ["simulation", "proof", "benchmarks", "shop", "tests"])
+def test_what_is_imported_of_jobs_is_there(folder):
+    """Tools and slow tests are not imported by the fast ones."""
+    gone = []
+    for path in sorted(ROOT.joinpath(folder).rglob("*.py")):
+        for node in _nodes(path):
+            if isinstance(node, ast.ImportFrom) and re.match(r"jobs\b", node.module or ""):
+                names = [f"{node.module}.{each.name}" for each in node.names if not _is_there(node.module, each.name)]
+                gone += [f"{path.relative_to(ROOT)}: {name}" for name in names]
+    assert gone == []
+
+
+def _is_there(module, name):
+    try:
+        return hasattr(import_module(module), name) or find_spec(f"{module}.{name}") is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def test_every_line_in_the_code_names_its_action():

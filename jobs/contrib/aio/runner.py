@@ -106,7 +106,7 @@ class AsyncRunner(Runner):
             self._doubtful.remove((using, token))
         return super()._claim()
 
-    def _note_away(self, using: str, exc: Error) -> None:
+    def _note_away(self, using: str, exc: Exception) -> None:
         super()._note_away(using, exc)
         self._doubt(using)
 

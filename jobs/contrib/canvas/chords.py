@@ -101,13 +101,13 @@ def count(
     results = _nested(parts.values_list("place", "result"))
     parts.delete()
     chords.delete()
-    if callback.task == "celery.accumulate":
-        # A group replaces a job: Celery has the results collected by this task of its own, which has no row.
-        key: Any = parse_uuid(str(callback.options.get("task_id")))
-        replaced = Job.objects.using(using).filter(pk=key, options__replaced=True)
-        replaced.update(result=jsonable(results, "the results"))
     try:
         with transaction.atomic(using=using):
+            if callback.task == "celery.accumulate":
+                # A group replaces a job: Celery has the results collected by this task of its own, which has no row.
+                key: Any = parse_uuid(str(callback.options.get("task_id")))
+                replaced = Job.objects.using(using).filter(pk=key, options__replaced=True)
+                replaced.update(result=jsonable(results, "the results"))
             callback.apply_async((results,))
     except (TypeError, ValueError, LookupError, IntegrityError, DataError) as exc:
         logger.exception("the body of the chord %s cannot be called", chord_id, extra={"action": "chord_failed"})

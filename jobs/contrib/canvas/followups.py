@@ -19,7 +19,7 @@ from celery.app.task import Context
 from celery.canvas import group, signature
 from celery.utils.functional import maybe_list
 from celery.utils.nodenames import gethostname
-from django.db import transaction
+from django.db import DataError, IntegrityError, transaction
 from django.db.models import Exists, OuterRef
 
 from jobs.backend import exception_of
@@ -136,7 +136,7 @@ def tell(app: Celery, job: Job, only_errbacks: bool = False) -> None:
         try:
             with transaction.atomic(using=job._state.db):
                 backend.mark_as_failure(job.task_id, exc, error.get("traceback"), context, False, calls_errbacks, state)
-        except (TypeError, ValueError, LookupError):
+        except (TypeError, ValueError, LookupError, IntegrityError, DataError):
             if only_errbacks:
                 raise
             # One of them cannot be called. The chord and the chain do not wait for that.

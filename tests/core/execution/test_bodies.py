@@ -137,6 +137,19 @@ def test_a_body_that_ends_its_own_transaction_has_not_succeeded(declare, how):
     assert ("before" in effects()) == (how.lower() == "commit")
 
 
+@pytest.mark.skipif("connection.vendor == 'mysql' or is_plain()", reason="the driver does not tell")
+def test_a_transaction_that_ends_inside_of_a_block_has_ended(declare):
+    def body():
+        with pytest.raises(ZeroDivisionError), transaction.atomic():
+            leave("before")
+            connection.cursor().execute("COMMIT")
+            leave("lost")
+            raise ZeroDivisionError
+        leave("after")
+
+    assert ended(declare(body)).state == "failed"
+
+
 def test_a_block_that_is_rolled_back_first_is_no_end_of_the_transaction(declare):
     def body():
         with pytest.raises(ZeroDivisionError), transaction.atomic():

@@ -822,14 +822,21 @@ def test_a_session_that_the_driver_cannot_read_any_more_ends(runner, monkeypatch
     assert state(job)[0] == "succeeded"
 
 
-def test_a_file_that_is_put_in_the_place_of_a_database_is_used_from_then_on(second, runner, monkeypatch, caplog):
+@pytest.mark.parametrize("queues", [[QUEUE], [QUEUE, "other"]])
+def test_a_file_that_is_put_in_the_place_of_a_database_is_used_from_then_on(
+    second, runner, monkeypatch, caplog, queues
+):
     """A backup that was moved there, say."""
     monkeypatch.setattr("jobs.worker.runner.AWAY_PAUSE", 0.0)
+    monkeypatch.setattr(worker_state, "queues", queues)
     own = connections[second]
     Node.objects.using(second).create(pk=worker_state.node, hostname="web1", pid=1)
     job = tasks.noop.apply_async(queue=QUEUE, using=second)
     path = Path(own.settings_dict["NAME"])
+    # When it is closed, all that was written is in the file itself.
+    own.close()
     shutil.copy(path, path.with_suffix(".copy"))
+    Job.objects.using(second).all().delete()
     own.close()
     own.ensure_connection()
     store.of(second).prepare(own)
@@ -838,8 +845,7 @@ def test_a_file_that_is_put_in_the_place_of_a_database_is_used_from_then_on(seco
         patch.setattr(os, "_exit", Mock(side_effect=SystemExit))
         with pytest.raises(SystemExit):
             supervisor.Supervisor(os.getpid(), {"pool": "prefork"}, -1, -1)._heartbeat()
-    for _ in range(2):
-        runner.run_batch()
+    wait_for(runner.run_batch, 10, "the new file is used")
     assert "was replaced while the worker runs" in caplog.text
     own.close()
     assert Job.objects.using(second).get(pk=job.id).state == "succeeded"
