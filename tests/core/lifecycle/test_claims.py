@@ -15,6 +15,7 @@ from unittest.mock import Mock
 import pytest
 from celery import Celery, current_app
 from django.db import OperationalError, connection, connections, transaction
+from django.db.backends.signals import connection_created
 from django.db.models import F, TextField, Value
 from django.db.models.functions import Cast, Concat, Now
 from django.test.utils import CaptureQueriesContext
@@ -838,8 +839,10 @@ def test_a_file_that_is_put_in_the_place_of_a_database_is_used_from_then_on(
     shutil.copy(path, path.with_suffix(".copy"))
     Job.objects.using(second).all().delete()
     own.close()
+    # For the signal it has another name here.
+    prepare = lambda connection, **more: store.of(second).prepare(own)  # noqa: E731
+    connection_created.connect(prepare, sender=type(own))
     own.ensure_connection()
-    store.of(second).prepare(own)
     path.with_suffix(".copy").replace(path)
     with monkeypatch.context() as patch:
         patch.setattr(os, "_exit", Mock(side_effect=SystemExit))
