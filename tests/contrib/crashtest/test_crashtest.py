@@ -41,6 +41,7 @@ from shop.services import place_order, sign_up
 from shop.tasks import charge_order, import_orders, send_welcome_email, summarize
 from tests.contrib.crashtest.findings import found_in, line_of
 from tests.gallery import MEETING, calls, mails, rows
+from tests.helpers.driver import is_plain
 from tests.helpers.harness import ROOT
 from tests.helpers.servers import wait_for
 from tests.models import Effect, Imported
@@ -194,6 +195,11 @@ def commits_by_hand(pk):
 
 @pytest.mark.slow
 def test_statements_before_and_after_a_commit_by_hand_are_not_alike(row):
+    if connection.vendor == "postgresql" and not is_plain():
+        # Such a body has not succeeded where the driver tells of it.
+        with pytest.raises(RuntimeError, match="ended its transaction itself"):
+            assert_idempotent(commits_by_hand, row.pk, budget=(0, 0))
+        return
     found = assert_idempotent(commits_by_hand, row.pk, budget=(0, 0))
     sql = [each.number for each in found.operations if each.kind == "sql"]
     assert sql == [1, 3]
