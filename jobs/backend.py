@@ -297,12 +297,6 @@ def wait(job: Job, timeout: float | None) -> Any:
 above["wait"] = wait
 
 
-# The exception that ended a job, made again from its row
-
-#: The modules in which an exception's class is looked up if the row holds only its name: no body raised it.
-_MODULES = (builtins, celery.exceptions, errors)
-
-
 def instead_of(key: uuid.UUID, heir: uuid.UUID | None, using: str) -> Job | None:
     """The job by which a replaced one ends: its heir, or what failed before that; None: there is none yet.
 
@@ -313,14 +307,21 @@ def instead_of(key: uuid.UUID, heir: uuid.UUID | None, using: str) -> Job | None
     if heir is not None:
         return jobs.filter(pk=heir).first()
     # Of a chain or a chord only the last call gets the id of the replaced job, and nothing calls it after a failure.
-    level = seen = {key}
+    seen: set[uuid.UUID] = set()
+    level = {key}
     while level:
+        seen |= level
         before = jobs.filter(parent_id__in=level, options__replaced_task_nesting__isnull=False).exclude(pk__in=seen)
         if (failed := before.filter(state__in=UNSUCCESSFUL).first()) is not None:
             return failed
         level = set(before.values_list("pk", flat=True))
-        seen |= level
     return None
+
+
+# The exception that ended a job, made again from its row
+
+#: The modules in which an exception's class is looked up if the row holds only its name: no body raised it.
+_MODULES = (builtins, celery.exceptions, errors)
 
 
 def exception_of(error: Mapping[str, Any], backend: Any) -> Exception:

@@ -73,7 +73,7 @@ def present() -> dict[str, Path]:
     apps.check_apps_ready()
     own_app = {name for name, folder in folders().items() if (folder / "apps.py").exists()}
     found = {name: folder for name, folder in folders().items() if name not in own_app or apps.is_installed(name)}
-    while lost := [name for name in found if not {*getattr(import_module(name), "PART_OF", ())} <= found.keys()]:
+    while lost := [name for name in found if not set(getattr(import_module(name), "PART_OF", ())) <= found.keys()]:
         for name in lost:
             del found[name]
     return found
@@ -164,7 +164,10 @@ def merged(door: str) -> dict[str, Any]:
 
 @cache
 def instead(own: Any) -> Any:
-    """What extensions put in place of a class of the core; if several do, one class that inherits from all theirs."""
+    """What an extension put in place of a class or a function of the core.
+
+    If several replace a class, one class that inherits from all theirs.
+    """
     name = f"{own.__module__}.{own.__name__}"
     found = [import_string(part[name]) for part in through("instead") if name in part]
     return type(own.__name__, tuple(found), {}) if len(found) > 1 else (found or [own])[0]

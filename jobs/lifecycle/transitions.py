@@ -3,7 +3,7 @@
 Each function names the race that its condition decides. One run leaves ``running`` by :func:`succeed`, which every job
 costs, or by :func:`_finish`: both are fenced by lease and token. :func:`hand_back_claim` gives back what a process
 claimed and has not begun, by the token of the claim. Rows become ``running`` by the statements of claims
-(``jobs/store``, ``contrib/limits``); events let a job in that waited in line (``events/store.py``).
+(``jobs/store``, and stores of extensions).
 """
 
 from __future__ import annotations

@@ -337,7 +337,7 @@ class Job(Completed):
 
 
 class Pause(models.Model):
-    """A queue whose jobs no worker claims (``contrib/pauses``)."""
+    """A queue whose jobs no worker claims."""
 
     queue = models.CharField(_("queue"), primary_key=True, max_length=255)
     at = models.DateTimeField(_("paused at"), default=Now)
@@ -368,7 +368,7 @@ class Cancellation(models.Model):
 
 
 class Action(models.Model):
-    """What a person did to a job (``contrib/operations``)."""
+    """What a person did to a job."""
 
     id = models.BigAutoField(primary_key=True)
     job = models.UUIDField(_("job"))

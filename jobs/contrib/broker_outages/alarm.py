@@ -71,7 +71,8 @@ class Alarm:
 def call_to_broker(frame: FrameType | None) -> FrameType | None:
     """The outermost call into kombu that the frame is part of; None in a body (``-P solo``) and in a signal handler.
 
-    Race: the pool's timers go on in a thread while it stops. An event that hangs there holds the dispatcher's lock.
+    Race: while a worker stops, the pool's timers go on in a thread. An event that hangs there holds the lock of the
+    event dispatcher, and the main thread waits for that lock.
     """
     found = None
     while frame is not None:

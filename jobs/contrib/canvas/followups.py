@@ -132,14 +132,16 @@ def tell(app: Celery, job: Job, only_errbacks: bool = False) -> None:
         if not only_errbacks:
             backend.mark_as_failure(job.task_id, exc, error.get("traceback"), context, kept, False, state)
             fail_chain(backend, chain, exc, error.get("traceback"), is_kept, state)
+        if not calls_errbacks:
+            return
         context.chord = None
         try:
             with transaction.atomic(using=job._state.db):
-                backend.mark_as_failure(job.task_id, exc, error.get("traceback"), context, False, calls_errbacks, state)
+                backend.mark_as_failure(job.task_id, exc, error.get("traceback"), context, False, True, state)
         except (TypeError, ValueError, LookupError, IntegrityError, DataError):
             if only_errbacks:
                 raise
-            # One of them cannot be called. The chord and the chain do not wait for that.
+            # An errback cannot be called. The chord and the rest of the chain were told before it.
             add_own("jobs.ended", [str(job.pk), job.lease, True], str(job._state.db), job.queue, job)
 
 

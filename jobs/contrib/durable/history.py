@@ -85,7 +85,7 @@ def history_of(task: Any) -> History | None:
 
 def suspended(run: Run) -> Suspended | None:
     """The wait that has ended this run; None: no wait has."""
-    return found.suspended if (found := vars(run).get("history")) is not None else None
+    return getattr(vars(run).get("history"), "suspended", None)
 
 
 class _NotOurs(Exception):
@@ -93,7 +93,7 @@ class _NotOurs(Exception):
 
 
 def is_in_step(run: Run) -> bool:
-    return _in_awaited_step.get() or ((found := vars(run).get("history")) is not None and found.is_in_step)
+    return _in_awaited_step.get() or getattr(vars(run).get("history"), "is_in_step", False)
 
 
 def deadline_of(run: Run) -> datetime.datetime | None:
@@ -529,10 +529,11 @@ class History:
 
     def _outcomes(self, row: Any, ids: Sequence[str]) -> list[Any] | None:
         """What came of the children, each ``[True, result]`` or ``[False, error]``; None while one may still run."""
-        jobs, found = Job.objects.using(self.using), dict[str, list[Any]]()
+        jobs = Job.objects.using(self.using)
+        found: dict[str, list[Any]] = {}
         if jobs.filter(batch=row.key, state__in=LIVE).exists():
             return None
-        # A child that was replaced has succeeded itself.
+        # The row of a child that was replaced says that it succeeded.
         names = ("pk", "state", "result", "error", "replay_of", "options__replaced")
         for start in range(0, len(ids), 500):
             rows = jobs.filter(pk__in=ids[start : start + 500])

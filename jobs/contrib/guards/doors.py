@@ -1,4 +1,4 @@
-"""The part of the guards in the core: there is none. Task bodies call them."""
+"""It has no part in the core: task bodies call them."""
 
 from jobs.doors import Extension
 

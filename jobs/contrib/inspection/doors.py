@@ -1,4 +1,4 @@
-"""The part of the inspection in the core: there is none. Pages, commands and other extensions use it."""
+"""It has no part in the core: pages, commands and other extensions use it."""
 
 from jobs.doors import Extension
 

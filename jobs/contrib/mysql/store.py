@@ -25,7 +25,7 @@ from jobs.store import base, databases
 _LOCKS = "CREATE TABLE IF NOT EXISTS jobs_locked_name (name binary(32) PRIMARY KEY) ENGINE=InnoDB"
 _LOCK = "INSERT INTO jobs_locked_name (name) VALUES {} ON DUPLICATE KEY UPDATE name = VALUES(name)"
 
-#: A session's time zone, and what a body may have left there by which claims find nothing, or lose what they took.
+#: Set anew by each claim: with values that a body left in the session, claims find nothing, or lose what they took.
 _SESSION = "time_zone = '+00:00', sql_select_limit = DEFAULT, completion_type = DEFAULT"
 
 #: The claim recorded the session. It is left alone if another run uses it by now, or if the server was started since:

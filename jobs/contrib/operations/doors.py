@@ -1,4 +1,4 @@
-"""The part of the operations in the core: there is none. Pages, commands and other extensions use them."""
+"""It has no part in the core: pages, commands and other extensions use them."""
 
 from jobs.doors import Extension
 
