@@ -125,3 +125,13 @@ def test_no_test_file_imports_another():
     for path in TESTS.rglob("*.py"):
         found += [f"{path}: {name}" for name in names_in(ast.parse(path.read_text()), "tests") if ".test_" in name]
     assert found == []
+
+
+def test_what_stands_on_an_extension_that_is_gone_takes_no_part(monkeypatch):
+    """``verify`` is part of the operator's room, and that is part of the inspection."""
+    there = extensions.folders()
+    del there["jobs.contrib.inspection"]
+    monkeypatch.setattr(extensions, "folders", lambda: there)
+    found = extensions.present.__wrapped__()
+    assert "jobs.contrib.limits" in found
+    assert not {"jobs.contrib.operator", "jobs.contrib.verify"} & found.keys()
