@@ -8,8 +8,8 @@ from celery import shared_task
 from celery.exceptions import TaskPredicate
 
 from jobs import extensions
-from jobs.backend import exception_of, instead_of
 from jobs.errors import Snooze, UniqueTaken
+from jobs.lifecycle.endings import exception_of, instead_of
 from jobs.models import ENDED, Job, State
 from jobs.models.values import decoded
 from jobs.task import Task

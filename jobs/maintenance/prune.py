@@ -21,7 +21,7 @@ from jobs.idempotency import locks, markers
 from jobs.lifecycle.transitions import now_plus
 from jobs.maintenance import is_eldest
 from jobs.models import ENDED, Action, Job, Marker, Node, State
-from jobs.store import databases, results, shared_connections
+from jobs.store import databases, shared_connections
 
 NODE_RETENTION = 7 * 86400.0  #: Seconds for which a dead node is kept, for people to see.
 
@@ -58,7 +58,6 @@ class Prune:
         databases.everywhere(partial(self._run, budget=budget, done=done))
         if is_eldest(self._node, databases.home()):
             locks.prune(self.side, budget / 4)
-            results.prune(self.side)
         if done["jobs"]:
             logger.info("pruned %s jobs", done["jobs"], extra={"action": "pruned", "count": done["jobs"]})
         return dict(done)

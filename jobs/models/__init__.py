@@ -439,27 +439,6 @@ class Lock(models.Model):
         indexes: ClassVar = [models.Index(name="jobs_lock_expires", fields=["expires_at"])]
 
 
-class StoredResult(models.Model):
-    """Results of tasks that are no jobs, the state that a running job sets (``update_state``), and saved groups.
-
-    See ``jobs.store.results``.
-    """
-
-    is_beside = True
-
-    #: A task's id, or ``group:`` and a group's id.
-    id = models.CharField(primary_key=True, max_length=255)
-    #: What Celery's backends store of a task, as JSON: status, result, traceback, children, ...
-    meta = models.TextField()
-    #: The lease of the run that wrote it; None: no job wrote it.
-    lease = models.IntegerField(null=True)
-    #: Seconds since 1970 by the database's clock; None: it never expires (``result_expires``).
-    expires_at = models.FloatField(null=True, db_index=True)
-
-    class Meta:
-        db_table = "jobs_stored_result"
-
-
 # The tables of extensions are here as well: ``from jobs.models import Schedule``.
 if TYPE_CHECKING:
     from jobs.models.added import *  # noqa: F403

@@ -26,12 +26,12 @@ from django.test.testcases import DatabaseOperationForbidden  # type: ignore[att
 from django.utils import timezone
 
 from jobs import extensions
-from jobs.backend import exception_of
 from jobs.calling import outbox
 from jobs.conf import conf, import_tasks, is_ours, own_tasks
 from jobs.errors import TaskExited, TaskOutOfMemory
 from jobs.lifecycle import transitions
 from jobs.lifecycle.claims import Claimer
+from jobs.lifecycle.endings import exception_of
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import CLAIMABLE, WAITING, Job, Node, Pause, State
 from jobs.models.columns import ORDER

@@ -31,7 +31,7 @@ from jobs.lifecycle.worker_state import BODY, IDLE, Occupied, dead, is_alive, wo
 from jobs.maintenance import clock, rescue
 from jobs.maintenance.prune import Prune
 from jobs.models import Node
-from jobs.store import databases, heartbeats, identity, results, shared_connections
+from jobs.store import databases, heartbeats, identity, shared_connections
 from jobs.store.base import REPLACED
 from jobs.store.databases import SideDatabase
 from jobs.store.identity import NotAdopted
@@ -59,6 +59,10 @@ LAST_WAIT = 5.0
 
 #: What the supervisor says when its node is in the database. Anything else is the reason why it is not.
 REGISTERED = b"1"
+
+
+def keep(database: SideDatabase, text: bytes) -> None:
+    """An extension keeps what a body said of itself; ``DataError``: it cannot be kept."""
 
 
 class Supervisor:
@@ -176,7 +180,7 @@ class Supervisor:
         """Write what the bodies say of themselves."""
         for text in worker_state.said(self._heard):
             try:
-                results.write_said(self._side, text)
+                extensions.instead(keep)(self._side, text)
             except DataError:
                 # A text that the database refuses must not keep other texts from being written.
                 logger.debug("a body said what cannot be kept", exc_info=True, extra=worker_state.about("said_refused"))

@@ -72,8 +72,8 @@ def run_cell(name: str, marks: str, *paths: str, **more: str) -> None:
     assert " passed" in output
 
 
+@pytest.mark.slow
 def test_what_a_database_decides_on_the_other_one():
-    """No broker has to do with it, and hardly any worker: everybody has the time for it."""
     run_cell("postgres-jobs", "database and not slow")
 
 

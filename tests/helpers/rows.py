@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from jobs.models import Job, Node
 from jobs.models.fields import first_id
-from jobs.store import databases, heartbeats, results
+from jobs.store import databases, heartbeats
 
 ERROR = {"type": "ValueError", "message": "no", "traceback": "", "at": "2026-01-02T03:04:05+00:00", "attempt": 1}
 
@@ -71,7 +71,9 @@ def let_heartbeat(node: Node, silence: float = -600.0) -> Node:
 
 def say(job: Job, done: float, total: float | None = 4, text: str = "") -> None:
     """How far the run of a job is, as the supervisor writes it."""
+    from jobs.contrib.results import store
+
     result = {"current": done, "total": total, "description": text}
     meta = json.dumps({"status": "PROGRESS", "result": result})
     with databases.side() as side:
-        results.write_said(side, json.dumps([job.task_id, meta, None, job.lease]).encode())
+        store.write_said(side, json.dumps([job.task_id, meta, None, job.lease]).encode())

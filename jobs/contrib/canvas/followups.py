@@ -22,11 +22,11 @@ from celery.utils.nodenames import gethostname
 from django.db import DataError, IntegrityError, transaction
 from django.db.models import Exists, OuterRef
 
-from jobs.backend import exception_of
 from jobs.calling import request
 from jobs.conf import celery_app, reads_rows
 from jobs.contrib.canvas import chords
 from jobs.contrib.stock_calls.sending import calls_are_rows
+from jobs.lifecycle.endings import exception_of
 from jobs.lifecycle.run import Run
 from jobs.lifecycle.transitions import add_own
 from jobs.models import ENDED, LIVE, Job, State

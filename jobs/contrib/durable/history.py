@@ -30,7 +30,6 @@ from django.db.transaction import TransactionManagementError
 from django.utils.translation import gettext
 
 from jobs import extensions, store
-from jobs.backend import exception_of, instead_of
 from jobs.calling.options import says_how_to_retry
 from jobs.conf import conf, is_ours
 from jobs.conf.logs import log
@@ -42,6 +41,7 @@ from jobs.errors import Busy, Cancel, EffectParked, LostLease, NotSettled
 from jobs.execution import backoff, finish
 from jobs.execution.pipeline import RERUNS
 from jobs.lifecycle import transitions
+from jobs.lifecycle.endings import exception_of, instead_of
 from jobs.lifecycle.run import Run, Suspended, current_run, on_thread, persistently
 from jobs.lifecycle.transitions import NEVER, now_plus
 from jobs.lifecycle.worker_state import worker_state

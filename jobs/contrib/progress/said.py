@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from jobs.conf import conf
+from jobs.contrib.results import store
 from jobs.lifecycle.display import shown
 from jobs.lifecycle.run import Run
 from jobs.models import Job, State
 from jobs.models.values import scrub
-from jobs.store import results
 
 #: The state from Celery's manual, which packages that draw bars look for; and the seconds for which it is kept.
 PROGRESS, KEPT = "PROGRESS", 86400.0
@@ -51,8 +51,8 @@ def say(run: Run, done: float, total: float | None, text: str) -> None:
     result = {"current": done, "total": total, "percent": said.percent, "description": said.text}
     meta = json.dumps({"status": PROGRESS, "result": result, "traceback": None, "children": []}, ensure_ascii=False)
     key, lease = run.job.task_id, run.job.lease
-    if not run.slot.say(results.packed(key, meta, KEPT, lease)):
-        run.aside(lambda: results.Store().write(key, meta, KEPT, lease))
+    if not run.slot.say(store.packed(key, meta, KEPT, lease)):
+        run.aside(lambda: store.Store().write(key, meta, KEPT, lease))
 
 
 def of(jobs: Iterable[Job]) -> dict[uuid.UUID, Progress]:
@@ -70,7 +70,7 @@ def as_said(jobs: Iterable[Job]) -> dict[uuid.UUID, Progress]:
     # A list does not read the options.
     some = [job for job in jobs if job.lease and job.state != State.SUCCEEDED]
     keys = {job.task_id if "options" in job.__dict__ else str(job.pk): job for job in some}
-    found = results.Store().read(keys) if keys else {}
+    found = store.Store().read(keys) if keys else {}
     read = {keys[key].pk: _read(meta) for key, (meta, lease) in found.items() if lease == keys[key].lease}
     return {key: said for key, said in read.items() if said is not None}
 

@@ -13,9 +13,9 @@ from jobs.contrib.canvas.models import Chord
 from jobs.contrib.effects.models import Effect
 from jobs.contrib.forgetting import forget as forgetting
 from jobs.contrib.forgetting.forget import forget
+from jobs.contrib.results.store import Store
 from jobs.events.models import Event
 from jobs.models import Action, Job, Marker, StoredResult
-from jobs.store.results import Store
 from jobs.testing import run_jobs
 from tests import tasks
 from tests.contrib.forgetting import tasks as own

@@ -18,13 +18,15 @@ from django.template import Context, Template
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
+from jobs import extensions
 from jobs.contrib.progress import public
 from jobs.contrib.progress import said as progress
+from jobs.contrib.results import store as results
 from jobs.errors import LostLease
 from jobs.lifecycle import transitions
 from jobs.lifecycle.worker_state import _SAID_AT, worker_state
 from jobs.models import Job
-from jobs.store import databases, results
+from jobs.store import databases
 from jobs.worker import supervisor
 from tests import tasks
 from tests.helpers.gates import once_only, wait_for_file
@@ -194,7 +196,7 @@ def test_what_one_body_says_does_not_keep_others_from_being_heard(slot, monkeypa
             raise DataError("value too long")
         heard.append(text)
 
-    monkeypatch.setattr(results, "write_said", write)
+    monkeypatch.setattr(extensions, "instead", lambda own: write)
     try:
         process._pass_on()
         del heard[:]

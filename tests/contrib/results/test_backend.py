@@ -17,7 +17,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from jobs import Task
-from jobs.backend import Backend
+from jobs.contrib.results.backend import Backend
 from jobs.errors import TaskExited, TaskOutOfMemory
 from jobs.lifecycle import transitions
 from jobs.maintenance import clock
@@ -625,7 +625,7 @@ def test_who_waits_long_is_told_of_the_end(tmp_path, monkeypatch):
     """The next look would come much later."""
     if connection.vendor != "postgresql":
         pytest.skip("only PostgreSQL rings")
-    monkeypatch.setattr("jobs.backend.GROWTH", 1000)
+    monkeypatch.setattr("jobs.contrib.results.backend.GROWTH", 1000)
     with Worker(concurrency=2), apart("default") as own:
         started, gate = tmp_path / "started", tmp_path / "gate"
         result = tasks.gated.delay("a", str(started), str(gate))

@@ -1,0 +1,34 @@
+"""The part of the results in the core."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any
+
+from jobs.doors import Extension
+
+
+class Results(Extension):
+    instead = {
+        "jobs.backend.NoBackend": "jobs.contrib.results.backend.Backend",
+        "jobs.worker.supervisor.keep": "jobs.contrib.results.store.write_said",
+    }
+
+    def ready(self) -> None:
+        from jobs.models import above
+
+        above["wait"] = self.wait
+
+    @staticmethod
+    def wait(*given: Any) -> Any:
+        from jobs.contrib.results.backend import wait
+
+        return wait(*given)
+
+    def prune(self, using: str, budget: float) -> None:
+        from jobs.contrib.results import store
+        from jobs.store.databases import SideDatabase, home
+
+        if using == home():
+            with closing(SideDatabase(is_apart=False)) as side:
+                store.prune(side)
