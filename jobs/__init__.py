@@ -41,7 +41,6 @@ __all__ = [
 
 _LAZY = {
     "Task": "task",
-    "lock": "idempotency.locks",
     "once": "idempotency.markers",
 }
 

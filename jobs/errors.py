@@ -4,6 +4,7 @@ For a subclass of its ``Ignore`` Celery stores no result and runs no errback, an
 not retry it.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from celery.exceptions import Ignore
@@ -50,8 +51,8 @@ class Snooze(Ignore):
 class Busy(Ignore):
     """Another caller holds it: a marker, a lock, a row, a unique key. If a body raises it, its job snoozes (jitter)."""
 
-    #: The key of the lock that is busy, if it is a lock: its release wakes the job.
-    lock: str | None = None
+    #: Of what wakes the job when it is free: writes that the job waits for it (the job, seconds, its error).
+    wait: Callable[[Any, float, dict[str, Any]], bool] | None = None
 
 
 class UniqueBusy(Busy):

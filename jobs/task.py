@@ -26,7 +26,6 @@ from jobs.conf import celery_releases, is_eager, is_stock, problems, sentry, tas
 from jobs.errors import Replaced, UniqueTaken
 from jobs.execution import pipeline
 from jobs.execution.deferred_commit import Commit
-from jobs.idempotency import locks
 from jobs.idempotency.keys import KeyTemplate, template_of
 from jobs.lifecycle.run import Run, current_job
 from jobs.models import Job
@@ -60,11 +59,6 @@ class Task(celery.Task):
         missed: the first job may have read its data already.
     unique_for (seconds):
         The key is free again after this time, even if the job still waits.
-    lock (template or callable):
-        A lock around the run, held until it is committed (:func:`jobs.lock`): while another job has it, this one comes
-        back later and uses no attempt. ``self.lock_token`` is its fencing token.
-    lock_ttl (seconds, default 30):
-        How long the lock outlives a holder that cannot renew it; at least ``JOBS["HEARTBEAT"]``.
 
     Extensions have more (``docs/reference/tasks.md``).
 
@@ -84,7 +78,6 @@ class Task(celery.Task):
     unique_until: str = "started"
     unique_for: float | None = None
     lock: Any = None
-    lock_ttl: float = 30.0
 
     #: Whether its body is a coroutine, which an extension awaits.
     is_async: ClassVar[bool] = False
@@ -111,6 +104,9 @@ class Task(celery.Task):
 
     #: The templates above, ready for use.
     key_templates: ClassVar[dict[str, KeyTemplate]] = {}
+
+    #: What a run holds from before the body until it is finished. What taking it raises finishes the run.
+    holding: ClassVar[Callable[[Run], AbstractContextManager[Any]] | None] = None
 
     #: For subclasses: called with the job, outside of its transaction, when a run of it is over.
     run_over: Any = None
@@ -160,7 +156,7 @@ class Task(celery.Task):
         run: Any = inspect.getattr_static(cls, "run")
         # As a task has it: a function, or a static, class or partial method.
         cls.body_signature = inspect.signature(run.__get__(object(), cls) if hasattr(run, "__get__") else run)
-        found = {name: template_of(cls, name) for name in ("idempotency_key", "unique", "lock")}
+        found = {name: template_of(cls, name) for name in ("idempotency_key", "unique")}
         cls.key_templates = {name: template for name, template in found.items() if template is not None}
         for declared in extensions.through("declared"):
             declared(cls)
@@ -175,8 +171,6 @@ class Task(celery.Task):
             raise ValueError(f"unique_until={cls.unique_until!r} must be 'started' or 'finished'")
         if cls.unique_for is not None and ("unique" not in cls.key_templates or not cls.unique_for > 0):
             raise ValueError(f"unique_for={cls.unique_for!r} needs unique=, and seconds above 0")
-        if "lock" in cls.key_templates and not problems():
-            locks.check_ttl(cls.lock_ttl, "lock_ttl")
         most = cls.max_crashes
         if most is not None and (type(most) is not int or most < 1):
             raise ValueError(f"max_crashes={most!r} must be a whole number above 0; or leave it to JOBS['MAX_CRASHES']")

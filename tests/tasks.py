@@ -258,18 +258,6 @@ def takes_turns(key):
     Effect.objects.create(key=key, pid=os.getpid())
 
 
-@shared_task(bind=True, atomic=False, lock="gated:{key}", lock_ttl=60)
-def gated_alone(self, key, name, started, gate):
-    if once_only(started):
-        wait_for_file(gate)
-    Effect.objects.create(key=name, pid=os.getpid(), note=str(self.lock_token))
-
-
-@shared_task(bind=True, lock="locked:{key}")
-def locked(self, key):
-    Effect.objects.create(key=key, note=str(self.lock_token))
-
-
 @shared_task(autoretry_for=(TimeoutError,), max_retries=2, default_retry_delay=0, retry_backoff=False)
 def gives_up(key, cured=None):
     Effect.objects.create(key=key, pid=os.getpid())

@@ -176,8 +176,6 @@ def compose(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any], said:
     for composed in extensions.through("composed"):
         composed(job, headers, parent)
     if task.key_templates:
-        # The run takes the lock; but a key that no store could keep is refused here.
-        task.key_of("lock", job)
         job.marker_key, job.unique_key = task.key_of("idempotency_key", job), task.key_of("unique", job)
         if job.unique_key is not None:
             job.unique_until = task.unique_until

@@ -81,7 +81,6 @@ LIMITS = dict.fromkeys(("time_limit", "soft_time_limit"), SECONDS)
 RULES_OF_A_TASK: dict[str, Rule] = {
     "atomic": BOOL,
     "unique_for": SECONDS,
-    "lock_ttl": SECONDS,
     "autoretry_for": EXCEPTIONS,
     "dont_autoretry_for": EXCEPTIONS,
     "throws": EXCEPTIONS,

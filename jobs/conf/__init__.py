@@ -102,9 +102,6 @@ class Settings:
     MARKER_WAIT: float = 5.0
     #: How long ``delay()`` of a unique job waits for another transaction that has the key.
     UNIQUE_WAIT: float = 1.0
-    #: The cache alias whose Redis (django-redis) holds the locks. If that cache is not such a Redis, or does not exist,
-    #: or with None, the database holds them.
-    LOCK_CACHE: str | None = "default"
     #: The dotted path of ``redact(task, name, value)``, which returns what people may see of an argument: in the admin,
     #: by the commands, on pages of progress, in Celery's events and by ``celery inspect``. It also gets ``"result"``,
     #: ``"cursor"``, the ``"answer"`` of an external call, the ``"payload"`` of a signal, and the texts of an
@@ -119,12 +116,11 @@ class Settings:
 
 
 #: The options of a task that are ours (see :class:`jobs.Task`). Extensions have more.
-TASK_OPTIONS = "atomic max_crashes idempotency_key unique unique_until unique_for lock lock_ttl".split()
+TASK_OPTIONS = "atomic max_crashes idempotency_key unique unique_until unique_for".split()
 
 #: What the value of a key that is no number must be (a None that the key allows is not checked): a pattern of its
 #: text, or a function that accepts it; and the words for it.
 RULES: dict[str, tuple[str | Callable[[Any], bool], str]] = {
-    "LOCK_CACHE": (".*", "the alias of a cache, or None, not {!r}"),
     "REDACT": (".*", "the dotted path of a function, or None, not {!r}"),
     "VERSION": (".{1,32}", "a text of at most 32 characters, or None, not {!r}"),
 }

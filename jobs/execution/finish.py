@@ -24,7 +24,6 @@ from jobs.conf.celery_releases import was_told_to_end
 from jobs.conf.logs import log
 from jobs.errors import Busy, Cancel, LostLease, NotSettled, Snooze, for_celery
 from jobs.execution import backoff
-from jobs.idempotency import locks
 from jobs.lifecycle import transitions
 from jobs.lifecycle.run import NotHere, Run, Suspended, persistently
 from jobs.models import Job, State, columns
@@ -32,8 +31,8 @@ from jobs.models.fields import uuid7
 from jobs.models.values import jsonable, safe_repr, scrub
 from jobs.store import databases
 
-#: Seconds until a job whose lock is busy looks by itself whether it is free.
-LOCK_PAUSE = 10.0
+#: Seconds until a job that waits for what another one holds looks by itself whether that is free.
+BUSY_PAUSE = 10.0
 
 
 @dataclass
@@ -101,11 +100,11 @@ def _meant(run: Run, exc: BaseException, error: dict[str, Any]) -> Outcome:
             cause = entry(run, exc.exc) if isinstance(exc.exc, BaseException) else error
             text, more = f"will be retried: {cause['type']}: {cause['message']}", {"retries": run.planned[-1].retries}
             return Outcome("retried", text, partial(_retry, run, cause), exc, more=more, error=cause)
-        case Busy(lock=str(key)):
-            # The lock's release wakes the job. The pause, with jitter, is for a holder that died.
-            seconds = random.uniform(0.5, 1) * LOCK_PAUSE
+        case Busy() if exc.wait is not None:
+            # Who holds it wakes the job. The pause, with jitter, is for a holder that died.
+            seconds = random.uniform(0.5, 1) * BUSY_PAUSE
             text = f"waits for {seconds:.1f} s, or until it is free: {error['message']}"
-            return Outcome("snoozed", text, partial(_wait_for_lock, job, key, seconds, error), ignored)
+            return Outcome("snoozed", text, partial(exc.wait, job, seconds, error), ignored)
         case Suspended():
             return Outcome("suspended", str(exc), exc.write, ignored)
         case Snooze() | Busy():
@@ -139,12 +138,6 @@ def _snoozed(job: Job, error: dict[str, Any], seconds: float | None = None) -> O
         seconds = random.uniform(0.5, 1) * min(10.0, 1 + job.snoozes / 2)
     write = partial(transitions.snooze, job, seconds, error, conf().MAX_SNOOZES)
     return Outcome("snoozed", f"snoozed for {seconds:.1f} s: {error['message']}", write, Ignore(error["message"]))
-
-
-def _wait_for_lock(job: Job, key: str, seconds: float, error: dict[str, Any]) -> bool:
-    if done := transitions.wait_for_lock(job, key, seconds, error):
-        locks.wake_if_free(key)
-    return done
 
 
 def _retry(run: Run, error: dict[str, Any]) -> bool:

@@ -33,7 +33,6 @@ from jobs.execution import finish, tracer
 from jobs.execution.deferred_commit import Commit
 from jobs.idempotency import markers
 from jobs.idempotency.keys import fingerprint
-from jobs.idempotency.locks import lock, wake_left
 from jobs.lifecycle import transitions
 from jobs.lifecycle.run import NotHere, Run, current, persistently
 from jobs.lifecycle.worker_state import BODY, NAMED
@@ -112,7 +111,7 @@ def _call(run: Run) -> Steps:
             # Code in the body that asks for the current run gets this one.
             before = current.set(run)
             try:
-                return (yield from _holding_lock(run) if "lock" in run.task.key_templates else _perform(run))
+                return (yield from _perform(run) if run.task.holding is None else _holding(run))
             finally:
                 current.reset(before)
     except Exception as exc:
@@ -121,8 +120,8 @@ def _call(run: Run) -> Steps:
     finally:
         # What follows the job is written with its end: Celery must not send it again.
         request.callbacks = request.errbacks = request.chain = request.chord = None
-        if run.released:
-            wake_left(run)
+        if run.afterwards:
+            run.end()
         databases.tidy(run.using)
 
 
@@ -131,12 +130,11 @@ def receive(task: Any, context: Any, args: Any, kwargs: Any) -> Any:
     raise RuntimeError(f"{task.name} was called by name, and nothing here makes a job of a message")
 
 
-def _holding_lock(run: Run) -> Steps:
-    """Hold the task's lock until the run is finished: the next holder sees what it committed."""
+def _holding(run: Run) -> Steps:
+    """Hold what the task holds until the run is finished: the next holder sees what it committed."""
     with ExitStack() as held:
         try:
-            key = run.task.key_templates["lock"].of(run.job.args, run.job.kwargs)
-            run.lock_token = held.enter_context(lock(key, ttl=run.task.lock_ttl))
+            run.lock_token = held.enter_context(run.task.holding(run))
         except BaseException as exc:
             return finish.finish(run, exc, lost=isinstance(exc, Error))
         return (yield from _perform(run))

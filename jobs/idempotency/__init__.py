@@ -1,1 +1,1 @@
-"""Work that is done only once, or by one process at a time: keys, markers and locks."""
+"""Work that is done only once: keys and markers."""

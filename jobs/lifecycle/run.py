@@ -81,10 +81,10 @@ class Run:
     promised: Any = None
     #: The signature that takes its place (``Task.replace()``).
     replacement: Any = None
-    #: The fencing token of the task's own lock.
+    #: The fencing token of what the run holds (``Task.holding``).
     lock_token: int | None = None
-    #: The locks that blocks in its transaction have released, but for which no waiting job was woken yet.
-    released: set[str] = field(default_factory=set)
+    #: What is to be done when it is over, whether its transaction was committed or not; by names.
+    afterwards: dict[str, Callable[[], Any]] = field(default_factory=dict)
     #: Whether Celery's result backend is told of it, or has been told something by its body.
     tells_backend: bool = True
     #: What became of it, in one word, as the log says it; None while that is not known.
@@ -103,6 +103,10 @@ class Run:
         """Say what became of the run, in the log and by a signal."""
         runtime = round(time.monotonic() - self.began, 6)
         self.outcome = report(self.job, self.using, action, text, level, runtime=runtime, **more)
+
+    def end(self) -> None:
+        for name in sorted(self.afterwards):
+            self.afterwards[name]()
 
     def checkpoint(self) -> None:
         """Ask the database whether this run should go on."""

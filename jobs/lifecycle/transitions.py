@@ -34,8 +34,8 @@ from jobs.store.base import owned
 COUNTS = named(Part.COUNT)
 #: How many errors a job keeps: as many of the first, and as many of the last.
 KEPT_ERRORS = 20
-#: What ``Job.waits_for`` begins with: before the key of a lock, and before the name of a task that no worker knows.
-LOCK, TASK = "lock:", "task:"
+#: What ``Job.waits_for`` begins with, before the name of a task that no worker knows.
+TASK = "task:"
 #: ``run_at`` of a job whose task no worker knows: never, until a worker that knows it lets the job go.
 PARKED = datetime.datetime(9001, 1, 1, tzinfo=datetime.UTC)
 #: ``run_at`` of a job that waits for something else than a time: the code that brings this makes the job ready.
@@ -187,9 +187,9 @@ def snooze(job: Job, seconds: float, entry: dict[str, Any], limit: int) -> bool:
     return _wait(job, now_plus(seconds), entry, "snoozes", limit, is_kept=False)
 
 
-def wait_for_lock(job: Job, key: str, seconds: float, entry: dict[str, Any]) -> bool:
-    """Its lock is busy; no counter changes. It is tried again after that time, or when the lock is released."""
-    return _wait(job, now_plus(seconds), entry, is_kept=False, waits_for=LOCK + key)
+def wait_for(job: Job, what: str, seconds: float, entry: dict[str, Any]) -> bool:
+    """What it needs is busy; no counter changes. It is tried again after that time, or by :func:`wake`."""
+    return _wait(job, now_plus(seconds), entry, is_kept=False, waits_for=what)
 
 
 def suspend(job: Job, run_at: Any, waits_for: str | None, error: dict[str, Any] | None, expires_at: Any) -> bool:

@@ -17,7 +17,7 @@ from django.db.models.functions import Cast
 from jobs import extensions, store
 from jobs.conf import conf
 from jobs.conf.logs import logger
-from jobs.idempotency import locks, markers
+from jobs.idempotency import markers
 from jobs.lifecycle.transitions import now_plus
 from jobs.maintenance import is_eldest
 from jobs.models import ENDED, Action, Job, Marker, Node, State
@@ -44,8 +44,8 @@ class Prune:
         node: this process's own node. Without one it is no worker: a person runs it, and it always prunes.
     """
 
-    def __init__(self, side: databases.SideDatabase, node: Callable[[], uuid.UUID] | None = None) -> None:
-        self.side, self._node = side, node
+    def __init__(self, node: Callable[[], uuid.UUID] | None = None) -> None:
+        self._node = node
         #: For each database, how far the walk has come, and when it began.
         self._walks: dict[str, tuple[Position | None, float]] = {}
         #: Whether the last round ended because of its budget: there is more to delete.
@@ -56,8 +56,6 @@ class Prune:
         self.is_behind = False
         done = Counter({"jobs": 0, "markers": 0, "nodes": 0})
         databases.everywhere(partial(self._run, budget=budget, done=done))
-        if is_eldest(self._node, databases.home()):
-            locks.prune(self.side, budget / 4)
         if done["jobs"]:
             logger.info("pruned %s jobs", done["jobs"], extra={"action": "pruned", "count": done["jobs"]})
         return dict(done)

@@ -418,27 +418,6 @@ class Marker(models.Model):
         return self.key
 
 
-class Lock(models.Model):
-    """A lock, if Redis does not keep the locks (``jobs.idempotency.locks``)."""
-
-    is_beside = True
-
-    key = models.CharField(primary_key=True, max_length=255)
-    #: The job that holds it, and its lease: it holds the lock until that run ends. None outside of jobs.
-    job = models.UUIDField(null=True)
-    lease = models.IntegerField(default=0)
-    #: Identifies this holder.
-    token = models.UUIDField()
-    #: Grows with every holder.
-    fence = models.BigIntegerField()
-    #: Of a holder outside of jobs: seconds since 1970 by the database's clock.
-    expires_at = models.FloatField(default=0)
-
-    class Meta:
-        db_table = "jobs_lock"
-        indexes: ClassVar = [models.Index(name="jobs_lock_expires", fields=["expires_at"])]
-
-
 # The tables of extensions are here as well: ``from jobs.models import Schedule``.
 if TYPE_CHECKING:
     from jobs.models.added import *  # noqa: F403

@@ -297,7 +297,7 @@ class Runner:
             self._finish_unbegun(run, exc)
             return run
         # What cannot roll back must not run under a claim that a crash of the database may forget.
-        is_safe = (task.atomic or task.is_fenced) and "lock" not in task.key_templates
+        is_safe = (task.atomic or task.is_fenced) and task.holding is None
         if (not is_safe or time.monotonic() - claimed_at > OLD) and not self._renew(job):
             return run
         self._go(run, pipeline.run)

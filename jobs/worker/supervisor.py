@@ -365,7 +365,7 @@ class Supervisor:
         run(self._stopping, self._take_turn)
 
     def _tidy(self) -> None:
-        prune, pause = Prune(SideDatabase(is_apart=False), lambda: worker_state.node), 1.0
+        prune, pause = Prune(lambda: worker_state.node), 1.0
         self._admitted.wait()
         while not self._stopping.wait(pause):
             self._take_turn(lambda: prune.run_once(budget=PRUNE_BUDGET))

@@ -184,16 +184,16 @@ def test_a_mysql_that_cannot_skip_locked_rows(monkeypatch):
 
 def test_settings_give_options_to_tasks_by_their_names(settings):
     settings.JOBS = {
-        "TASKS": {"*": {"max_crashes": 5}, "t.s*": {"atomic": False, "lock": "x"}, "t.sent": {"lock": None}}
+        "TASKS": {"*": {"max_crashes": 5}, "t.s*": {"atomic": False, "unique": "x"}, "t.sent": {"unique": None}}
     }
     own = app()
     made = {name: own.task(name=name, max_crashes=1)(body) for name in ("t.sent", "t.s", "t.other")}
-    assert [(task.atomic, task.max_crashes, task.lock) for task in made.values()] == [
+    assert [(task.atomic, task.max_crashes, task.unique) for task in made.values()] == [
         (False, 5, None),
         (False, 5, "x"),
         (True, 5, None),
     ]
-    assert made["t.s"].key_templates.keys() == {"lock"}
+    assert made["t.s"].key_templates.keys() == {"unique"}
 
 
 def test_an_option_from_the_settings_that_cannot_work_says_so_as_if_it_were_declared(settings):

@@ -50,12 +50,11 @@ def prune(out: JobsCommand, args: Namespace) -> None:
       manage.py jobs prune --once
       manage.py jobs prune --dry-run
     """
-    with databases.side() as side:
-        pruner = Prune(side)
-        if args.dry_run:
-            _report(out, args, pruner.count(), "would delete ")
-        else:
-            _repeat(out, args, pruner.run_once, conf().PRUNE_INTERVAL)
+    pruner = Prune()
+    if args.dry_run:
+        _report(out, args, pruner.count(), "would delete ")
+    else:
+        _repeat(out, args, pruner.run_once, conf().PRUNE_INTERVAL)
 
 
 def _repeat(

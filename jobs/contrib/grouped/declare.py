@@ -40,4 +40,4 @@ def _beside(task: Any) -> str | None:
         return "async"
     if not task.atomic:
         return "atomic"
-    return "lock" if "lock" in task.key_templates else None
+    return "lock" if task.lock is not None else None

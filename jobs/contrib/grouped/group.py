@@ -27,7 +27,6 @@ from jobs.conf.syncpoints import reach
 from jobs.contrib.grouped.savepoints import Alone, none_sent
 from jobs.errors import LostLease
 from jobs.execution import finish, pipeline, tracer
-from jobs.idempotency.locks import wake_left
 from jobs.lifecycle import transitions
 from jobs.lifecycle.run import Run, current
 from jobs.models.values import decoded, jsonable
@@ -143,7 +142,7 @@ class Member:
 
     def _leave(self) -> None:
         self._around.close()
-        wake_left(self.run)
+        self.run.end()
         tracer.enter(self.run)
         tracer.end(self.run)
 

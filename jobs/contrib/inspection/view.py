@@ -18,7 +18,7 @@ from jobs.conf import conf, loaded_app
 from jobs.conf.logs import logger
 from jobs.contrib.inspection.counts import MOST, workers
 from jobs.contrib.inspection.times import duration
-from jobs.idempotency import locks
+from jobs.contrib.locks import locks
 from jobs.lifecycle.display import shown
 from jobs.models import Job, Node, Pause, State
 from jobs.models.values import scrub

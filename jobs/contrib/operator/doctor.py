@@ -21,8 +21,8 @@ from jobs.conf import celery_app, conf, import_tasks, own_tasks
 from jobs.contrib.console.base import PROVE, JobsCommand, option, subcommand
 from jobs.contrib.inspection.counts import paused, worker_command
 from jobs.contrib.inspection.times import duration
+from jobs.contrib.locks import locks
 from jobs.contrib.operator import problems, statistics, status
-from jobs.idempotency import locks
 from jobs.lifecycle import transitions, wakeups
 from jobs.models import ENDED, Job, State
 from jobs.store import databases, identity

@@ -4,4 +4,4 @@ from jobs.doors import Extension
 
 
 class RedisLocks(Extension):
-    instead = {"jobs.idempotency.locks.Store": "jobs.contrib.redis_locks.store.store_of"}
+    instead = {"jobs.contrib.locks.locks.Store": "jobs.contrib.redis_locks.store.store_of"}

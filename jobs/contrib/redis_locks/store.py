@@ -12,7 +12,7 @@ from django.core.signals import setting_changed
 from django.dispatch import receiver
 
 from jobs.conf import conf
-from jobs.idempotency.locks import Held, Store, StoreAway
+from jobs.contrib.locks.locks import Held, Store, StoreAway
 from jobs.models import Job
 
 

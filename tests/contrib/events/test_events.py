@@ -608,7 +608,7 @@ def test_events_are_forgotten_when_they_are_old_and_were_handed_on(settings):
     Event.objects.update(at=timezone.now() - datetime.timedelta(hours=2))
     told.thing_made("new")
     Action.objects.bulk_create(Action(job=row.uuid, what="replay") for row in Event.objects.all())
-    Prune(databases.SideDatabase()).run_once()
+    Prune().run_once()
     assert [row.data["name"] for row in Event.objects.order_by("id")] == ["waits", "new"]
     kept = set(Event.objects.values_list("uuid", flat=True))
     assert set(Action.objects.values_list("job", flat=True)) == kept, "what people did goes with them"
@@ -626,7 +626,7 @@ def test_old_events_are_forgotten_behind_many_that_have_to_stay(settings):
     Event.objects.bulk_create([*unsent, *parked, *done, *odd])
     new = [Event(**{**about, "at": old}, received_at=now, relayed_at=now, order_key="new") for _ in range(20)]
     Event.objects.bulk_create(new)
-    watch = Prune(databases.SideDatabase())
+    watch = Prune()
     watch.run_once()
     assert Event.objects.count() == 80, "a copy of what has just arrived, and happened long ago, is still recognized"
     assert Event.objects.filter(order_key="new").count() == 20
@@ -644,7 +644,7 @@ def test_of_what_a_handler_failed_at_the_newest_are_kept():
     Subscription.objects.filter(handler=NOTE).update(keep_failed=2)
     jobs = [make("failed", task=NOTE, age=10 - number) for number in range(5)]
     other = make("failed", task=ALL)
-    Prune(databases.SideDatabase()).run_once()
+    Prune().run_once()
     assert set(Job.objects.values_list("pk", flat=True)) == {jobs[3].pk, jobs[4].pk, other.pk}
 
 

@@ -18,7 +18,6 @@ from jobs.maintenance import clock
 from jobs.maintenance.prune import Prune
 from jobs.models import Job, Node
 from jobs.models.fields import uuid7
-from jobs.store import databases
 from tests.contrib.events import tasks as told
 from tests.helpers.event_plans import SOME, multiply, rows_read
 from tests.helpers.plans import FEW, asked_by, plan
@@ -82,7 +81,7 @@ def test_every_hot_query_of_events_uses_an_index(history):
         "let in many": lambda: order.release("default", [f"k{n}" for n in range(50)]),
         "stuck": lambda: order.release_stuck("default"),
         "out": lambda: store.busy("default", ["k1", "k4999"]),
-        "prune": lambda: Prune(databases.SideDatabase()).run_once(),
+        "prune": lambda: Prune().run_once(),
         "list": lambda: list(replay.select("default", ["test.thing.made"])[:50]),
         "handlings": lambda: list(Job.objects.filter(parent_id=uuid7())),
     }

@@ -477,7 +477,7 @@ def test_a_day_past_its_retention_is_dropped_and_what_is_needed_goes_to_the_rest
     [failed] = ended_on(old_day, 1, state="failed")
     Marker.objects.create(key="k", kind="task", job=needed.pk)
     assert {place(job) for job in (*gone, needed, young)} == {partition_of(old_day)}
-    Prune(side).run_once()
+    Prune().run_once()
     assert old_day not in partitions.days("default")
     assert set(Job.objects.all()) == {needed, young, failed}
     assert place(needed) == place(young) == partitions.REST
@@ -497,7 +497,7 @@ def test_a_day_of_which_much_is_needed_is_pruned_row_by_row(side, old_day, monke
     jobs = ended_on(old_day, 5)
     for job in jobs[:2]:
         Marker.objects.create(key=str(job.pk), kind="task", job=job.pk)
-    Prune(side).run_once()
+    Prune().run_once()
     assert old_day in partitions.days("default")
     assert set(Job.objects.all()) == set(jobs[:2])
 
@@ -519,7 +519,7 @@ def test_a_day_of_which_much_is_needed_is_not_read_at_each_round(old_day, monkey
 def test_a_day_that_is_not_over_is_left_whole(side):
     """A job may stay a day longer, and goes with its day: it costs no DELETE."""
     job = make("succeeded", age=RETENTION + DAY / 2)
-    Prune(side).run_once()
+    Prune().run_once()
     assert Job.objects.filter(pk=job.pk).exists()
 
 

@@ -16,7 +16,6 @@ from jobs.contrib.operator.statistics import HOUR, MINUTE, bucket
 from jobs.contrib.pauses import pauses
 from jobs.maintenance.prune import Prune
 from jobs.models import Job, Node
-from jobs.store.databases import SideDatabase
 from tests.contrib.operator.tallies import tally
 from tests.helpers.rows import let_heartbeat, make, make_node
 
@@ -156,7 +155,7 @@ def test_prune_that_is_behind(settings):
     assert (remark.kind, remark.severity, remark.about) == ("unpruned", "warning", "default")
     assert remark.text == "prune is behind: the oldest job that should be gone ended 3.0 d ago"
     assert problems.sentence([remark]) == "1 problem: prune is behind"
-    Prune(SideDatabase()).run_once()
+    Prune().run_once()
     assert noted() == []
 
 

@@ -16,15 +16,16 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from jobs.idempotency import locks
-from jobs.idempotency.locks import lock
+from jobs.contrib.locks import locks
+from jobs.contrib.locks.locks import lock
 from jobs.models import Job, Node, State
 from jobs.models.values import DEPTH, as_uuid
+from tests.contrib.locks.tasks import locked
 from tests.helpers.admin_list import ERROR, LIST, ids, links, listed, page, short
 from tests.helpers.redactions import of_job
 from tests.helpers.routers import Replica
 from tests.helpers.rows import make
-from tests.tasks import locked, noop
+from tests.tasks import noop
 
 pytestmark = pytest.mark.django_db
 

@@ -11,10 +11,10 @@ from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 
 from jobs import lock
+from jobs.contrib.locks import locks
 from jobs.contrib.redis_locks.store import RedisStore
-from jobs.idempotency import locks
 from jobs.models import Job
-from tests import tasks
+from tests.contrib.locks import tasks as own_tasks
 from tests.helpers.harness import Worker, effects, in_body, wait_ended
 from tests.helpers.locking import SHORT, is_held, take
 from tests.helpers.servers import fair, wait_for
@@ -118,17 +118,17 @@ def test_where_the_locks_are(settings):
 def test_redis_killed_while_locks_are_held(redis_cache, redis_server, tmp_path):
     started, gate = tmp_path / "started", tmp_path / "gate"
     with Worker(concurrency=4, CACHE_URL=redis_server.url) as worker:
-        holder = tasks.gated_alone.delay("k", "a", str(started), str(gate))
+        holder = own_tasks.gated_alone.delay("k", "a", str(started), str(gate))
         in_body(holder.id, started)
-        waiting = [tasks.gated_alone.delay("k", f"w{n}", str(started), str(gate)) for n in range(5)]
+        waiting = [own_tasks.gated_alone.delay("k", f"w{n}", str(started), str(gate)) for n in range(5)]
         wait_for(lambda: Job.objects.filter(waits_for__isnull=False).count() == 5, 20, "they wait")
         redis_server.kill()
-        others = [tasks.locked.delay(f"o{n}") for n in range(5)]
+        others = [own_tasks.locked.delay(f"o{n}") for n in range(5)]
         wait_ended(*[result.id for result in [*waiting, *others]], timeout=60)
         assert "its store is away" in worker.text()
         redis_server.start()
         gate.touch()
-        late = [tasks.locked.delay(f"l{n}") for n in range(5)]
+        late = [own_tasks.locked.delay(f"l{n}") for n in range(5)]
         results = [holder, *waiting, *others, *late]
         rows = wait_ended(*[result.id for result in results], timeout=60)
     assert {(row.state, row.retries, row.crashes, row.node_losses) for row in rows} == {("succeeded", 0, 0, 0)}

@@ -385,8 +385,8 @@ def test_stored_results_expire(monkeypatch):
     for expires, key in ((60, "later"), (-1, "now"), (None, "never")):
         monkeypatch.setattr(backend, "expires", expires)
         backend.store_result(key, 1, "SUCCESS")
-    with side() as database:
-        Prune(database).run_once()
+    with side():
+        Prune().run_once()
     assert set(stored()) == {"later", "never"}
 
 
@@ -538,6 +538,15 @@ def test_a_job_is_waited_for():
     Job.objects.filter(pk=gone.pk).delete()
     with pytest.raises(Job.DoesNotExist):
         gone.wait(5)
+
+
+def test_a_job_of_a_signature_that_was_called_twice_waits_for_itself():
+    signature = tasks.noop.si()
+    signature.freeze()
+    deliver(signature.apply_async())
+    signature.apply_async()
+    with pytest.raises(TimeoutError):
+        Job.objects.get(state="ready").wait(timeout=0.1)
 
 
 def test_in_a_task_nobody_waits_for_a_row():

@@ -23,6 +23,7 @@ from jobs.lifecycle import transitions
 from jobs.lifecycle.transitions import PARKED
 from jobs.models import Cancellation, Instance, Job, Node, Schedule
 from tests import tasks
+from tests.contrib.locks import tasks as own_tasks
 from tests.helpers.concurrency import Elsewhere, open_transaction, somebody_waits
 from tests.helpers.harness import Worker, deliver, in_body, wait_ended, wait_state
 from tests.helpers.rows import ERROR, let_heartbeat, make, make_node
@@ -96,9 +97,9 @@ def test_unique_key_that_another_job_has_taken(node):
 def test_lock_that_another_job_holds(tmp_path, store):
     started, gate = tmp_path / "started", tmp_path / "gate"
     with Worker(**store):
-        holder = tasks.gated_alone.delay("a", "holder", str(started), str(gate))
+        holder = own_tasks.gated_alone.delay("a", "holder", str(started), str(gate))
         in_body(holder.id, started)
-        waiting = tasks.gated_alone.delay("a", "waiting", str(started), str(gate))
+        waiting = own_tasks.gated_alone.delay("a", "waiting", str(started), str(gate))
         wait_for(lambda: Job.objects.get(pk=waiting.id).waits_for, 20, "it found the lock held")
         reason = wait_for(
             lambda: (first(waiting.id)["code"] == "lock_held") and first(waiting.id), 20, "and says so while it waits"

@@ -182,13 +182,3 @@ def test_a_call_in_a_body_inherits_the_priority(declare, node):
 def test_an_empty_text_is_no_time(declare):
     with pytest.raises(ValueError, match="expires='' must be"):
         declare().apply_async(expires="")
-
-
-def test_a_job_of_a_signature_that_was_called_twice_waits_for_itself(declare, node):
-    signature = declare().si()
-    signature.freeze()
-    deliver(signature.apply_async())
-    signature.apply_async()
-    second = Job.objects.get(state="ready")
-    with pytest.raises(TimeoutError):
-        second.wait(timeout=0.1)

@@ -205,11 +205,11 @@ def test_markers_and_the_jobs_that_they_replay_are_pruned_together(node, setting
     deliver(gone)
     past = transitions.now_plus(-60)
     Job.objects.update(started_at=past, finished_at=past)
-    with side() as database:
-        Prune(database).run_once()
+    with side():
+        Prune().run_once()
         assert [str(pk) for pk in Job.objects.values_list("pk", flat=True)] == [kept.id]
         Marker.objects.update(expires_at=past)
-        Prune(database).run_once()
+        Prune().run_once()
     assert not Marker.objects.exists()
     assert not Job.objects.exists()
 

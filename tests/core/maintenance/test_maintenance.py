@@ -189,11 +189,11 @@ def test_rows_that_another_session_has_locked_hold_up_no_other(side, settings, w
         Cancellation.objects.create(job=job.pk, kind="Cancelled", reason="")
     held = [job.pk for jobs in rows.values() for job in jobs[:5]]
     with open_transaction(lambda: list(Job.objects.select_for_update().filter(pk__in=held))):
-        done = clock.tick() | Prune(side).run_once()
+        done = clock.tick() | Prune().run_once()
         assert (done["due"], done["expired"], done["jobs"]) == (4, 4, 4)
         clock.tick()
         assert Cancellation.objects.count() == 5
-    done = clock.tick() | Prune(side).run_once()
+    done = clock.tick() | Prune().run_once()
     assert (done["due"], done["expired"], done["jobs"]) == (5, 5, 5)
     assert not Cancellation.objects.exists()
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import datetime
-import math
 import os
-import re
 import threading
 import time
 
@@ -17,7 +15,6 @@ from django.utils import timezone
 
 from jobs import store
 from jobs.conf import conf
-from jobs.idempotency import locks
 from jobs.lifecycle.worker_state import worker_state
 from jobs.maintenance import prune
 from jobs.maintenance.prune import Prune
@@ -69,7 +66,7 @@ def reads(watch: Prune) -> int:
 def test_each_state_goes_after_its_retention(side):
     kept = {*many(5, age=0.0), *many(5, "failed"), make("cancelled"), make("ready", age=30 * DAY)}
     gone = [*many(25), *many(5, "failed", age=11 * DAY), make("cancelled", age=2 * DAY)]
-    watch = Prune(side)
+    watch = Prune()
     assert watch.count()["jobs"] == len(gone)
     assert watch.run_once()["jobs"] == len(gone)
     assert set(Job.objects.all()) == kept
@@ -80,10 +77,10 @@ def test_what_has_no_retention_stays(side, settings):
     settings.JOBS = {**settings.JOBS, "RETENTION": None}
     make("succeeded", age=400 * DAY)
     make("failed", age=400 * DAY)
-    assert Prune(side).run_once()["jobs"] == 1
+    assert Prune().run_once()["jobs"] == 1
     settings.JOBS = {**settings.JOBS, "RETENTION_FAILED": None}
     make("failed", age=400 * DAY)
-    assert Prune(side).count()["jobs"] == Prune(side).run_once()["jobs"] == 0
+    assert Prune().count()["jobs"] == Prune().run_once()["jobs"] == 0
     assert Job.objects.count() == 2
 
 
@@ -92,7 +89,7 @@ def test_what_is_kept_for_a_marker_is_passed_over_once_in_a_full_walk(side, monk
     kept = many(100)
     keep(kept)
     gone = many(5, age=3 * DAY)
-    watch = Prune(side)
+    watch = Prune()
     assert watch.run_once()["jobs"] == 5
     assert Job.objects.count() == 100
     assert reads(watch) == 1, "it is at the end, and looks only for what grew old meanwhile"
@@ -115,7 +112,7 @@ def test_jobs_that_ended_at_one_moment_are_walked_one_by_one(side, clock):
     at = timezone.now() - timezone.timedelta(days=2)
     at = {"of the database": Now() - timezone.timedelta(days=2), "of Python": at}.get(clock, at.replace(microsecond=0))
     Job.objects.update(finished_at=at)
-    watch = Prune(side)
+    watch = Prune()
     assert watch.run_once()["jobs"] == 22
     assert reads(watch) == 1
     assert set(Job.objects.all()) == set(jobs[::2])
@@ -131,7 +128,7 @@ def test_it_stops_within_its_budget_and_goes_on_there(side, monkeypatch):
         return walk(*args)
 
     monkeypatch.setattr(prune, "walk", slowly)
-    watch, rounds = Prune(side), 0
+    watch, rounds = Prune(), 0
     while Job.objects.count() == 101:
         began = fair()
         watch.run_once(budget=0.1)
@@ -160,7 +157,7 @@ def test_a_round_that_ended_by_its_budget_is_followed_by_the_next_one_at_once(si
 
 def test_it_says_whether_a_round_was_not_enough(side):
     many(25)
-    watch = Prune(side)
+    watch = Prune()
     watch.run_once(budget=0.0)
     assert watch.is_behind
     watch.run_once()
@@ -179,7 +176,7 @@ def test_what_should_be_gone_is_seen_behind_what_is_kept():
     assert at >= first.finished_at
     Marker.objects.all().delete()
     assert prune.behind("default") == Job.objects.order_by("finished_at").first().finished_at
-    Prune(SideDatabase()).run_once()
+    Prune().run_once()
     assert prune.behind("default") is None
 
 
@@ -195,15 +192,15 @@ def test_whether_prune_is_behind_is_asked_by_an_index(settings):
 def test_markers_take_no_more_than_half_of_the_time(side, monkeypatch):
     make("succeeded", age=2 * DAY)
     monkeypatch.setattr(prune.markers, "delete_expired", lambda *args: (time.sleep(0.01), 1)[1])
-    assert Prune(side).run_once(budget=0.1)["jobs"] == 1
+    assert Prune().run_once(budget=0.1)["jobs"] == 1
 
 
 def test_the_oldest_worker_prunes(side):
     many(5)
     old = make_node(started_at=timezone.now() - timezone.timedelta(hours=1))
     young = make_node()
-    assert Prune(side, lambda: young.pk).run_once(budget=2.0)["jobs"] == 0
-    assert Prune(side, lambda: old.pk).run_once(budget=2.0)["jobs"] == 5
+    assert Prune(lambda: young.pk).run_once(budget=2.0)["jobs"] == 0
+    assert Prune(lambda: old.pk).run_once(budget=2.0)["jobs"] == 5
 
 
 def test_a_replayed_job_stays(side):
@@ -222,7 +219,7 @@ def test_what_goes_with_it(side):
     make_node(dead_at=timezone.now() - timezone.timedelta(days=8))
     node = make_node(dead_at=timezone.now() - timezone.timedelta(days=6))
     # Extensions say what they deleted as well: nothing.
-    done = {what: number for what, number in Prune(side).run_once().items() if number}
+    done = {what: number for what, number in Prune().run_once().items() if number}
     assert done == {"jobs": 2, "markers": 1, "nodes": 1}
     assert Action.objects.get().job == kept.pk
     assert (Job.objects.get(), Node.objects.get(), Marker.objects.count()) == (kept, node, 0)
@@ -237,14 +234,14 @@ def test_a_node_is_known_as_long_as_jobs_of_any_database_name_it(side, second, s
     job = make("running", node=gone)
     Job.objects.using(second).bulk_create([job])
     Job.objects.all().delete()
-    assert Prune(side).run_once()["nodes"] == 0
+    assert Prune().run_once()["nodes"] == 0
     Job.objects.using(second).update(state="ready")
     with connections[second].cursor() as cursor:
         cursor.execute("ALTER TABLE jobs_job RENAME TO away")
-    assert Prune(side).run_once()["nodes"] == 0, "that database is away, and nobody knows whom its jobs name"
+    assert Prune().run_once()["nodes"] == 0, "that database is away, and nobody knows whom its jobs name"
     with connections[second].cursor() as cursor:
         cursor.execute("ALTER TABLE away RENAME TO jobs_job")
-    assert Prune(side).run_once()["nodes"] == 1
+    assert Prune().run_once()["nodes"] == 1
 
 
 @pytest.mark.database
@@ -261,12 +258,12 @@ def test_rows_that_another_session_has_locked_hold_up_no_other(side):
         with other.cursor() as cursor:
             some = ", ".join(f"'{job.pk}'" for job in jobs[:5])
             cursor.execute(f"SELECT 1 FROM jobs_job WHERE id IN ({some}) FOR UPDATE")
-        assert Prune(side).run_once()["jobs"] == 4
+        assert Prune().run_once()["jobs"] == 4
         # The server lets go of what a closed connection had locked only when it notices.
         other.rollback()
     finally:
         other.close()
-    assert Prune(side).run_once()["jobs"] == 5
+    assert Prune().run_once()["jobs"] == 5
 
 
 @pytest.mark.core
@@ -278,7 +275,7 @@ def test_a_hundred_thousand_go_with_a_few_statements_for_each_batch(side, settin
     Marker.objects.all().delete()
     before = Job.objects.count()
     with CaptureQueriesContext(connection) as queries:
-        assert (gone := Prune(side).run_once()["jobs"]) > ROWS * 0.9
+        assert (gone := Prune().run_once()["jobs"]) > ROWS * 0.9
     assert Job.objects.count() == before - gone
     # With what begins and ends their transactions, and what extensions keep of a job.
     size = 5_000 if connection.vendor == "postgresql" else 500
@@ -292,74 +289,8 @@ def test_a_batch_that_could_not_be_deleted_is_tried_again(monkeypatch, settings,
     def fail(*given):
         raise OperationalError("deadlock")
 
-    own = Prune(side)
+    own = Prune()
     with monkeypatch.context() as patch:
         patch.setattr(prune, "delete_old", fail)
         assert own.run_once()["jobs"] == 0
     assert own.run_once()["jobs"] == 1
-
-
-def fill_locks(side, number: int, age: float = 2 * DAY) -> None:
-    """Locks that nobody has held for so many seconds."""
-    if side.vendor == "mysql":
-        pytest.skip("they are made by a statement of PostgreSQL and SQLite")
-    new_id = "gen_random_uuid()" if side.vendor == "postgresql" else "lower(hex(randomblob(16)))"
-    side.execute(
-        f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {number}) "
-        f"INSERT INTO jobs_lock (key, lease, token, fence, expires_at) "
-        f"SELECT 'k' || %s || '-' || i, 0, {new_id}, i, {{now}} - %s + i / 1000.0 FROM n",
-        str(age),
-        age,
-    )
-
-
-def locks_left(side) -> int:
-    return side.execute("SELECT count(*) FROM jobs_lock")[0][0]
-
-
-@pytest.mark.database
-def test_all_locks_that_nobody_holds_go_batch_by_batch_within_a_budget(side):
-    fill_locks(side, 35)
-    fill_locks(side, 3, age=0.0)
-    locks.prune(side, 0.0)
-    assert locks_left(side) == 28, "one batch"
-    Prune(side).run_once()
-    assert locks_left(side) == 3
-
-
-@pytest.mark.database
-def test_locks_of_runs_that_last_for_days_keep_no_other_from_going(side):
-    fill_locks(side, 25, age=3 * DAY)
-    job = make("running", lease=1)
-    side.execute("UPDATE jobs_lock SET job = %s, lease = 1", job.pk.hex)
-    fill_locks(side, 5)
-    Prune(side).run_once()
-    assert locks_left(side) == 25
-
-
-@pytest.mark.core
-@pytest.mark.database
-def test_locks_are_pruned_by_their_indexes(side, settings):
-    """A scan for each of them took 18 seconds at 400,000."""
-    settings.JOBS = {**settings.JOBS, "BATCH": 500}
-    fill_locks(side, 100_000, age=0.0)
-    fill_locks(side, 600)
-    side.execute("ANALYZE jobs_lock")
-    asked = []
-
-    def note(execute, sql, params, many, context):
-        asked.append((sql, params))
-        return execute(sql, params, many, context)
-
-    with side.cursor() as cursor, cursor.db.execute_wrapper(note):
-        locks.prune(side, math.inf)
-    assert locks_left(side) == 100_000
-    assert len(asked) == 4, "two for each batch"
-    for sql, params in asked:
-        explain = "EXPLAIN" if side.vendor == "postgresql" else "EXPLAIN QUERY PLAN"
-        with side.cursor() as cursor:
-            cursor.execute(f"{explain} {sql}", params)
-            text = "\n".join(str(row) for row in cursor.fetchall())
-        assert "Seq Scan" not in text, text
-        assert not re.search("SCAN jobs_lock(?! USING)", text), text
-        assert not re.search("Sort|TEMP B-TREE", text), text

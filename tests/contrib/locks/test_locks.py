@@ -32,6 +32,7 @@ from jobs.maintenance.prune import Prune
 from jobs.models import Job, Lock, Node
 from jobs.store import databases
 from tests import tasks
+from tests.contrib.locks import tasks as own_tasks
 from tests.helpers.concurrency import Elsewhere, by_default, open_transaction, somebody_waits
 from tests.helpers.harness import Worker, claim, deliver, effects, environment, in_body, wait_ended
 from tests.helpers.locking import SHORT, elsewhere, is_held, take
@@ -72,7 +73,7 @@ def running(job=None, lease=1):
 
 @contextlib.contextmanager
 def as_run(job):
-    before = runs.current.set(SimpleNamespace(job=job, using="default", released=set(), task=tasks.noop))
+    before = runs.current.set(SimpleNamespace(job=job, using="default", afterwards={}, task=tasks.noop))
     try:
         yield
     finally:
@@ -456,7 +457,7 @@ def test_a_key_that_no_store_keeps_is_refused():
     with pytest.raises(TypeError, match="needs a key"):
         lock()
     with pytest.raises(ValueError, match="lock: the key .* 25[0-9] characters"):
-        tasks.locked.delay("x" * 249)
+        own_tasks.locked.delay("x" * 249)
     assert not Job.objects.exists()
 
 
@@ -471,7 +472,7 @@ def test_the_longest_key_is_kept(store):
 
 @pytest.mark.usefixtures("node")
 def test_busy_comes_back_later_and_uses_no_attempt(store):
-    result = tasks.locked.delay("a")
+    result = own_tasks.locked.delay("a")
     with held_elsewhere("locked:a"):
         assert deliver(result)[0] == "IGNORED"
         job = Job.objects.get()
@@ -491,7 +492,7 @@ def let_try(*jobs) -> None:
 @pytest.mark.usefixtures("node")
 def test_a_busy_lock_does_not_use_up_the_snoozes(store, settings):
     settings.JOBS = {**settings.JOBS, "MAX_SNOOZES": 2}
-    result = tasks.locked.delay("a")
+    result = own_tasks.locked.delay("a")
     with held_elsewhere("locked:a"):
         for _ in range(4):
             let_try(result)
@@ -527,8 +528,8 @@ def test_each_release_wakes_one_in_the_order_in_which_they_came(store):
 @pytest.mark.usefixtures("node")
 def test_a_lock_that_is_released_before_the_waiter_is_written_wakes_it_all_the_same(store, monkeypatch):
     """Race: the holder looks for those that wait, and there is none yet."""
-    result = tasks.locked.delay("a")
-    real = transitions.wait_for_lock
+    result = own_tasks.locked.delay("a")
+    real = transitions.wait_for
     with ExitStack() as held:
         held.enter_context(held_elsewhere("locked:a"))
 
@@ -537,7 +538,7 @@ def test_a_lock_that_is_released_before_the_waiter_is_written_wakes_it_all_the_s
             assert Job.objects.get().state == "running"
             return real(*args)
 
-        monkeypatch.setattr(transitions, "wait_for_lock", wait)
+        monkeypatch.setattr(transitions, "wait_for", wait)
         assert deliver(result)[0] == "IGNORED"
     assert Job.objects.get().state == "ready"
 
@@ -551,7 +552,7 @@ def test_a_job_without_a_lock_asks_for_nothing_more():
 
 @pytest.mark.usefixtures("node")
 def test_a_lock_of_a_block_wakes_after_the_commit_around_it(store):
-    result = tasks.locked.delay("a")
+    result = own_tasks.locked.delay("a")
     with transaction.atomic():
         with lock("locked:a"):
             pass
@@ -569,7 +570,7 @@ def locks_and_fails():
 
 @pytest.mark.usefixtures("node")
 def test_a_lock_of_a_body_that_rolls_back_wakes_all_the_same(store):
-    result = tasks.locked.delay("a")
+    result = own_tasks.locked.delay("a")
     Job.objects.update(state="scheduled", waits_for="lock:locked:a", run_at=timezone.now() + timedelta(hours=1))
     assert deliver(locks_and_fails.delay())[0] == "FAILURE"
     assert Job.objects.get(pk=result.id).state == "ready"
@@ -595,7 +596,7 @@ def test_busy_in_a_body_rolls_back_and_comes_back(store):
 def test_held_until_the_run_is_committed(store):
     seen = {}
     syncpoints.arm(lambda point: seen.setdefault(point, is_held("locked:a")))
-    assert deliver(tasks.locked.delay("a"))[0] == "SUCCESS"
+    assert deliver(own_tasks.locked.delay("a"))[0] == "SUCCESS"
     # On SQLite nobody else can ask the main file in between; the database's lock ends with the commit itself.
     assert seen["after_claim"] is False
     assert seen["before_commit"] is seen["after_completion"] is True
@@ -611,8 +612,8 @@ def test_released_whatever_becomes_of_the_run(store, monkeypatch):
         def body(key, outcome=outcome):
             raise outcome
 
-        monkeypatch.setattr(tasks.locked, "run", body)
-        result = tasks.locked.delay("a")
+        monkeypatch.setattr(own_tasks.locked, "run", body)
+        result = own_tasks.locked.delay("a")
         with contextlib.suppress(type(outcome)):
             deliver(result)
         assert not is_held("locked:a")
@@ -620,7 +621,7 @@ def test_released_whatever_becomes_of_the_run(store, monkeypatch):
 
 @pytest.mark.usefixtures("node")
 def test_a_key_that_cannot_be_made_fails_the_job():
-    result = tasks.locked.delay("a")
+    result = own_tasks.locked.delay("a")
     Job.objects.update(args=["x" * 300])
     assert deliver(result)[0] == "FAILURE"
     assert (Job.objects.get().state, Job.objects.get().error["type"]) == ("failed", "ValueError")
@@ -628,7 +629,7 @@ def test_a_key_that_cannot_be_made_fails_the_job():
 
 def test_a_plain_call_takes_no_lock(store):
     with lock("locked:a"):
-        tasks.locked("a")
+        own_tasks.locked("a")
     assert Effect.objects.get().note == "None"
 
 
@@ -666,9 +667,9 @@ def test_the_job_of_a_killed_holder_continues_before_the_ttl(store, tmp_path):
     started, gate = tmp_path / "started", tmp_path / "gate"
     with Worker(**store):
         began = time.monotonic()
-        first = tasks.gated_alone.delay("k", "a", str(started), str(gate))
+        first = own_tasks.gated_alone.delay("k", "a", str(started), str(gate))
         pid = in_body(first.id, started)
-        second = tasks.gated_alone.delay("k", "b", str(started), str(gate))
+        second = own_tasks.gated_alone.delay("k", "b", str(started), str(gate))
         wait_for(lambda: Job.objects.get(pk=second.id).waits_for, 20, "the second one waits")
         os.kill(pid, signal.SIGKILL)
         rows = wait_ended(first.id, second.id, timeout=40)
@@ -696,8 +697,8 @@ def test_locks_that_nobody_holds_are_forgotten_after_a_day(settings):
             cursor.execute(
                 "UPDATE jobs_lock SET expires_at = expires_at - 90000 WHERE jobs_lock.key = 'old' OR job IS NOT NULL"
             )
-        Prune(side).run_once()
+        Prune().run_once()
         assert keys() == ["job", "new"]
         Job.objects.filter(pk=job.pk).update(lease=2)
-        Prune(side).run_once()
+        Prune().run_once()
         assert keys() == ["new"]

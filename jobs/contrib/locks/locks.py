@@ -10,7 +10,7 @@ needs a guard in the database: a row lock, a marker, a constraint, or the fencin
 
 The database holds a job's lock exactly as long as the run lasts, and other locks for their TTL, renewed while the block
 runs. The owner is the job and its lease: the next run of a job takes the lock over from the run that died, and never
-the other way round. A task's own ``lock=`` is taken in ``jobs.execution.pipeline``.
+the other way round. A task's own ``lock=`` is taken around its run (``doors.py``).
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ from typing import Any, NamedTuple
 from django.core.exceptions import ImproperlyConfigured, SynchronousOnlyOperation
 from django.db import Error, connections, transaction
 
-from jobs import extensions, store
+from jobs import extensions
 from jobs.conf import conf
 from jobs.conf.logs import logger
+from jobs.contrib.locks import store
 from jobs.errors import Busy
 from jobs.idempotency.keys import joined
 from jobs.lifecycle import transitions
 from jobs.lifecycle.run import Run, current_job, current_run
 from jobs.models import Job, State
-from jobs.store import databases, lock_rows
+from jobs.store import databases, of
 from jobs.store.databases import SideDatabase, home, side
 
 
@@ -50,6 +51,9 @@ AWAY = (StoreAway, Error, ImproperlyConfigured)
 
 #: Seconds for which the database remembers the last fencing token of a lock that is not held.
 REMEMBERED = 86400.0
+
+#: What ``Job.waits_for`` begins with, before the key of a lock.
+WAITS = "lock:"
 
 #: The locks that the blocks around this code hold.
 _around: ContextVar[tuple[str, ...]] = ContextVar("jobs.idempotency.locks", default=())
@@ -96,17 +100,17 @@ def _hold(key: str, ttl: float, wait: float) -> Iterator[int]:
     if key in _around.get():
         raise RuntimeError(f"the lock {key!r} is held by a block around this one, which would wait for itself")
     owner = os.getpid()
-    with closing(store_of(key, ttl, current_job())) as store:
-        token = _acquire(store, wait)
+    with closing(store_of(key, ttl, current_job())) as held:
+        token = _acquire(held, wait)
         if (run := current_run()) is not None and run.task.is_async:
             # A thousand async bodies may run in this process: they must not keep a connection each.
-            store.close()
+            held.close()
         is_over = threading.Event()
         # A thread of the process that holds the lock: it need not survive a fork.
-        renewal = threading.Thread(target=_renew, args=(store, is_over), name="jobs-lock", daemon=True)
+        renewal = threading.Thread(target=_renew, args=(held, is_over), name="jobs-lock", daemon=True)
         before = _around.set((*_around.get(), key))
         try:
-            if store.expires:
+            if held.expires:
                 renewal.start()
             yield token
         finally:
@@ -118,23 +122,23 @@ def _hold(key: str, ttl: float, wait: float) -> Iterator[int]:
                     # Race: a renewal that is under way would take the lock again.
                     renewal.join()
                 try:
-                    is_released = store.keep(0)
+                    is_released = held.keep(0)
                 except AWAY as exc:
                     is_released = False
-                    _warn("lock_kept", store, f"could not be released; it ends by itself: {exc}")
+                    _warn("lock_kept", held, f"could not be released; it ends by itself: {exc}")
                 if is_released:
                     # Async code has no connection to use here: a waiting job then tries again after its pause.
                     with suppress(Error, SynchronousOnlyOperation):
                         _wake_later(key)
 
 
-def _acquire(store: Store, wait: float) -> int:
+def _acquire(held: Store, wait: float) -> int:
     deadline, pause = time.monotonic() + wait, 0.05
     while True:
         try:
-            return store.acquire()
+            return held.acquire()
         except AWAY as exc:
-            _warn("lock_open", store, f"is not taken, its store is away; the work goes on without it: {exc}")
+            _warn("lock_open", held, f"is not taken, its store is away; the work goes on without it: {exc}")
             return token_of_time()
         except Busy:
             if time.monotonic() >= deadline:
@@ -144,18 +148,18 @@ def _acquire(store: Store, wait: float) -> int:
         pause = min(1.0, pause * 2)
 
 
-def _renew(store: Store, is_over: threading.Event) -> None:
-    while not is_over.wait(store.ttl / 3):
+def _renew(held: Store, is_over: threading.Event) -> None:
+    while not is_over.wait(held.ttl / 3):
         try:
-            if not store.keep(store.ttl):
-                _warn("lock_lost", store, "was lost: this holder was too slow, and another one has it")
+            if not held.keep(held.ttl):
+                _warn("lock_lost", held, "was lost: this holder was too slow, and another one has it")
                 return
         except AWAY as exc:
-            _warn("lock_not_renewed", store, f"could not be renewed: {exc}")
+            _warn("lock_not_renewed", held, f"could not be renewed: {exc}")
 
 
-def _warn(action: str, store: Store, text: str) -> None:
-    logger.warning("the lock %r %s", store.key, text, extra={"action": action})
+def _warn(action: str, held: Store, text: str) -> None:
+    logger.warning("the lock %r %s", held.key, text, extra={"action": action})
 
 
 # Where locks are kept
@@ -195,13 +199,13 @@ class Store:
             raise self.held_by(held.job)
         fence = max(row.fence + 1, int(row.now * 1_000_000))
         until = row.now + self.ttl if self.expires else row.now
-        if not lock_rows.take(self._side, self.key, row, self.job, self.lease, self.token, fence, until):
+        if not store.take(self._side, self.key, row, self.job, self.lease, self.token, fence, until):
             raise self.busy(f"another holder took the lock {self.key!r} first")
         return fence
 
     def keep(self, seconds: float) -> bool:
         """Hold the lock for so many seconds from now on; 0 releases it. False: another holder has it."""
-        return lock_rows.keep(self._side, self.key, self.token, seconds)
+        return store.keep(self._side, self.key, self.token, seconds)
 
     def look(self) -> Held | None:
         """Who has the lock: this block, or another holder."""
@@ -212,14 +216,14 @@ class Store:
 
     def busy(self, text: str) -> Busy:
         exc = Busy(text)
-        exc.lock = self.key
+        exc.wait = partial(_wait_for, self.key)
         return exc
 
     def held_by(self, job: object) -> Busy:
         return self.busy(f"the lock {self.key!r} is held by {f'the job {job}' if job else 'code that is no job'}")
 
-    def _read(self) -> tuple[Held | None, lock_rows.Row]:
-        row = lock_rows.read(self._side, self.key)
+    def _read(self) -> tuple[Held | None, store.Row]:
+        row = store.read(self._side, self.key)
         if row.job is None:
             return (Held(None, row.expires_at - row.now) if row.expires_at > row.now else None), row
         # The next run of a job takes over from the run that died, and never the other way round.
@@ -238,9 +242,9 @@ def is_running(database: SideDatabase, job: uuid.UUID, lease: int) -> bool:
     If possible, do not ask over a body's connection: its snapshot may be older than that run.
     """
     others = list(conf().DATABASES)
-    if not store.of(home()).has_one_writer:
+    if not of(home()).has_one_writer:
         others.remove(home())
-        if lock_rows.is_running(database, job, lease):
+        if store.is_running(database, job, lease):
             return True
     return any(Job.objects.using(alias).filter(pk=job, state=State.RUNNING, lease=lease).exists() for alias in others)
 
@@ -256,8 +260,8 @@ def token_of_time() -> int:
 
 def look(key: str) -> Held | None:
     """Who has the lock; None: it is free. Raises one of :data:`AWAY` if the store does not answer."""
-    with closing(store_of(key)) as store:
-        return store.look()
+    with closing(store_of(key)) as held:
+        return held.look()
 
 
 def _wake_later(key: str) -> None:
@@ -265,27 +269,21 @@ def _wake_later(key: str) -> None:
     run = current_run()
     using = run.using if run is not None else home()
     if run is not None:
-        # If its transaction rolls back, the transaction that writes the run's end wakes it (:func:`wake_left`).
-        run.released.add(key)
+        # If its transaction rolls back, the transaction that writes the run's end wakes it (``Run.end``).
+        run.afterwards[key] = partial(wake, key)
     # With autocommit off Django does not tell us of the commit.
     if connections[using].in_atomic_block or connections[using].get_autocommit():
         transaction.on_commit(partial(wake, key, run), using=using, robust=True)
 
 
-def wake_left(run: Run) -> None:
-    """After a run: wake the jobs that wait for its locks, if no commit has woken them."""
-    for key in sorted(run.released):
-        wake(key)
-
-
 def wake(key: str, run: Run | None = None) -> None:
     """Let the first job that waits for the lock try again. Never raises: a missed job tries again after its pause."""
     if run is not None:
-        run.released.discard(key)
+        run.afterwards.pop(key, None)
     for alias in conf().DATABASES:
         try:
-            with store.of(alias).write_mutex():
-                if transitions.wake(transitions.LOCK + key, alias):
+            with of(alias).write_mutex():
+                if transitions.wake(WAITS + key, alias):
                     return
         except Error:
             logger.debug("no job was woken for the lock %r", key, exc_info=True, extra={"action": "lock_not_told"})
@@ -293,19 +291,20 @@ def wake(key: str, run: Run | None = None) -> None:
                 databases.drop(alias)
 
 
-def wake_if_free(key: str) -> None:
-    """For a job that now waits for the lock. Race: the holder released it, and looked for waiting jobs, before that."""
-    try:
-        if look(key) is None:
-            wake(key)
-    except AWAY:
-        return
+def _wait_for(key: str, job: Job, seconds: float, error: dict[str, Any]) -> bool:
+    """See ``Busy.wait``."""
+    if done := transitions.wait_for(job, WAITS + key, seconds, error):
+        # Race: the holder released it, and looked for waiting jobs, before that.
+        with suppress(*AWAY):
+            if look(key) is None:
+                wake(key)
+    return done
 
 
 def prune(database: SideDatabase, budget: float) -> None:
     """Forget locks that were not held for :data:`REMEMBERED` seconds, batch by batch; stop after ``budget`` seconds."""
     deadline, behind, size = time.monotonic() + budget, -1.0, conf().BATCH
-    while rows := lock_rows.read_old(database, REMEMBERED, behind, size):
+    while rows := store.read_old(database, REMEMBERED, behind, size):
         jobs = {job for _, job, *_ in rows if job is not None}
         running: set[tuple[Any, int]] = set()
         for held in databases.each(Job.objects.filter(pk__in=jobs, state=State.RUNNING)):
@@ -313,7 +312,7 @@ def prune(database: SideDatabase, budget: float) -> None:
         # A run that lasts for a day keeps its lock.
         keys = [key for key, job, lease, _ in rows if job is None or (job, lease) not in running]
         if keys:
-            lock_rows.delete_old(database, REMEMBERED, keys)
+            store.delete_old(database, REMEMBERED, keys)
         else:
             # Of kept locks that expired at the same moment, some may be skipped this time.
             behind = rows[-1][3]

@@ -1,4 +1,4 @@
-"""The rows of locks that are not in Redis, written outside of any job's or caller's transaction."""
+"""The rows of locks, written outside of any job's or caller's transaction."""
 
 from __future__ import annotations
 

@@ -1,0 +1,3 @@
+"""One holder at a time, across processes and machines: `lock()`, and a task's `lock=`."""
+
+PUBLIC = {"lock": "locks"}
