@@ -14,7 +14,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -25,7 +25,6 @@ from jobs.conf.logs import logger
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job
 from jobs.store import databases
-from jobs.store.notifications import Notifications
 
 #: PostgreSQL's channel; the payload is a :class:`News`.
 CHANNEL = "jobs_wakeup"
@@ -127,34 +126,6 @@ def _send(using: str, channel: str, payloads: list[str]) -> None:
         logger.debug("a notification was lost", exc_info=True, extra={"action": "notify_lost"})
         if not connections[using].in_atomic_block:
             databases.drop(using)
-
-
-class ResultListener(ExitStack):
-    """Sleeps until one of some jobs may have ended: LISTEN on a connection of its own, if the database has it."""
-
-    def __init__(self, alias: str) -> None:
-        super().__init__()
-        self._alias, self._asked = alias, 0.0
-        self._ear: Notifications | None = None
-
-    def sleep(self, seconds: float, ids: Container[str]) -> None:
-        deadline = time.monotonic() + seconds
-        try:
-            while (left := deadline - time.monotonic()) > 0 and store.of(self._alias).has_notify:
-                if self._hears(min(left, ANSWERS / 2), ids):
-                    return
-        except Error:
-            # The next poll finds what has ended.
-            self._ear = None
-        time.sleep(max(0.0, deadline - time.monotonic()))
-
-    def _hears(self, seconds: float, ids: Container[str]) -> bool:
-        if self._ear is None:
-            self._ear, self._asked = Notifications(self.enter_context(databases.apart(self._alias)), ENDED), 0.0
-        if time.monotonic() - self._asked > ANSWERS / 2:
-            self._asked = time.monotonic()
-            self._ear.execute(f"NOTIFY {CHANNEL}, '{WAITS}'")
-        return self._ear.hears(seconds, ids)
 
 
 class Wakeup:

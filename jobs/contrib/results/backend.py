@@ -22,8 +22,8 @@ from django.db import InterfaceError, OperationalError
 from jobs import extensions
 from jobs.conf import conf
 from jobs.contrib.results import store
+from jobs.contrib.results.listener import ResultListener
 from jobs.contrib.results.store import Store
-from jobs.lifecycle import wakeups
 from jobs.lifecycle.endings import exception_of
 from jobs.models import ENDED, LIVE, WAITING, Job, State
 from jobs.models.values import as_uuid, decoded
@@ -163,7 +163,7 @@ class Backend(BaseBackend):
         self._ensure_not_eager()
         ids, looks, pause, longest = set(task_ids), 0, FIRST_PAUSE, 0.5 if interval is None else interval
         deadline = None if timeout is None else time.monotonic() + timeout
-        with wakeups.ResultListener(databases.home()) as listener:
+        with ResultListener(databases.home()) as listener:
             while ids:
                 for task_id, meta in self._over(ids).items():
                     ids.remove(task_id)
