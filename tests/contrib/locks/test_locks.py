@@ -30,10 +30,11 @@ from jobs.lifecycle import run as runs
 from jobs.lifecycle import transitions
 from jobs.maintenance.prune import Prune
 from jobs.models import Job, Lock, Node
-from jobs.store import databases
+from jobs.store import databases, write_mutex
 from tests import tasks
 from tests.contrib.locks import tasks as own_tasks
 from tests.helpers.concurrency import Elsewhere, by_default, open_transaction, somebody_waits
+from tests.helpers.deliveries import deliver_fifty_times
 from tests.helpers.harness import Worker, claim, deliver, effects, environment, in_body, wait_ended
 from tests.helpers.locking import SHORT, elsewhere, is_held, take
 from tests.helpers.rows import make
@@ -702,3 +703,45 @@ def test_locks_that_nobody_holds_are_forgotten_after_a_day(settings):
         Job.objects.filter(pk=job.pk).update(lease=2)
         Prune().run_once()
         assert keys() == ["new"]
+
+
+def test_a_lock_that_is_released_in_a_body_waits_for_no_turn_of_its_own(declare, monkeypatch, node):
+    """On SQLite bodies take turns. The hook that wakes the next one runs after the commit, within this one's."""
+    monkeypatch.setattr(write_mutex, "_processes", write_mutex.Lock())
+
+    def body(key):
+        with lock("in turn"):
+            Effect.objects.create(key=key)
+
+    assert deliver(declare(body=body).delay("a"))[0] == "SUCCESS"
+    assert effects() == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"lock": "k:{user}"}, "'user'"),
+        ({"lock": "k", "lock_ttl": "30"}, "lock_ttl='30' must be a number of seconds"),
+        ({"lock_ttl": timedelta(seconds=30)}, r"\(of a timedelta: .total_seconds\(\)\)"),
+    ],
+)
+def test_an_option_that_cannot_work_is_told_where_it_is_declared(declare, options, text):
+    with pytest.raises((TypeError, ValueError), match=text):
+        declare(**options)
+
+
+def test_a_lock_is_no_option_of_a_call():
+    with pytest.raises(TypeError, match="where it is declared"):
+        tasks.effect.apply_async(("a",), lock="k")
+
+
+@shared_task(idempotency_key="welcome:{user_id}", lock="user:{user_id}")
+def welcomes_alone(user_id):
+    Effect.objects.create(key=f"welcome:{user_id}", pid=os.getpid())
+    return f"welcome {user_id}"
+
+
+@pytest.mark.slow
+@pytest.mark.wide
+def test_twenty_processes_deliver_one_key_fifty_times_one_at_a_time(store):
+    deliver_fifty_times(welcomes_alone, **store)

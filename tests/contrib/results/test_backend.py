@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import os
+import resource
 import threading
 import uuid
 from decimal import Decimal
@@ -16,8 +18,9 @@ from django.db import connection, connections, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from jobs import Task
+from jobs import Task, store
 from jobs.contrib.results.backend import Backend
+from jobs.contrib.results.listener import ResultListener
 from jobs.errors import TaskExited, TaskOutOfMemory
 from jobs.lifecycle import transitions
 from jobs.maintenance import clock
@@ -292,7 +295,7 @@ def test_waiting_looks_more_and_more_rarely(monkeypatch):
     backend = current_app.backend
     monkeypatch.setattr(backend, "_sleep", lambda seconds: pauses.append(seconds) or len(pauses) < 20 or 1 / 0)
     monkeypatch.setattr(
-        "jobs.lifecycle.wakeups.ResultListener.sleep", lambda listener, seconds, ids: backend._sleep(seconds)
+        "jobs.contrib.results.listener.ResultListener.sleep", lambda listener, seconds, ids: backend._sleep(seconds)
     )
     with pytest.raises(ZeroDivisionError), CaptureQueriesContext(connection) as queries:
         result.get()
@@ -648,3 +651,19 @@ def test_who_waits_long_is_told_of_the_end(tmp_path, monkeypatch):
         wait_for(is_told, 20, "the worker knows that somebody waits")
         gate.touch()
         assert waiter.result(20) is None
+
+
+def test_a_process_with_very_many_open_files_waits_for_results():
+    """``select()`` knows a thousand."""
+    if not store.of("default").has_notify:
+        pytest.skip("nothing tells other sessions of ends")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, limits[1]), limits[1]))
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        with ResultListener("default") as listener:
+            listener.sleep(0.05, ["x"])
+    finally:
+        for each in opened:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)

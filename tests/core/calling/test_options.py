@@ -96,7 +96,7 @@ def test_a_task_that_is_left_to_celery_is_not_asked(declare, settings):
 def test_each_option_of_celery_and_of_known_packages_may_be_declared(declare, name):
     values = {"autoretry_for": (OSError,), "dont_autoretry_for": (OSError,), "throws": (OSError,), "retry_kwargs": {}}
     values |= {"unique_until": "finished", "atomic": True}
-    values |= {"typing": True, "unique": "k", "idempotency_key": "k", "lock": "k", "lock_ttl": 30}
+    values |= {"typing": True, "unique": "k", "idempotency_key": "k"}
     more = {"unique_for": {"unique": "k"}}.get(name, {})
     declare(**{name: values.get(name, True if name == "retry_jitter" else 5)}, **more)
 
@@ -108,8 +108,7 @@ def test_each_option_of_celery_and_of_known_packages_may_be_declared(declare, na
         ({"max_crashes": "3"}, "max_crashes='3' must be a whole number above 0"),
         ({"unique": "k", "unique_until": True}, "unique_until=True must be 'started' or 'finished'"),
         ({"unique": "k", "unique_for": "60"}, "unique_for='60' must be a number of seconds"),
-        ({"lock": "k", "lock_ttl": "30"}, "lock_ttl='30' must be a number of seconds"),
-        ({"lock_ttl": datetime.timedelta(seconds=30)}, r"\(of a timedelta: .total_seconds\(\)\)"),
+        ({"unique": "k", "unique_for": datetime.timedelta(seconds=30)}, r"\(of a timedelta: .total_seconds\(\)\)"),
         ({"autoretry_for": OSError}, r"a tuple of exception classes, \(ConnectionError,\)"),
         ({"autoretry_for": ("OSError",)}, "a tuple of exception classes"),
         ({"max_retries": "5"}, "max_retries='5' must be a whole number"),

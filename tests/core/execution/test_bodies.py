@@ -12,11 +12,10 @@ from asgiref.sync import async_to_sync
 from celery import current_app, shared_task
 from django.db import connection, transaction
 
-from jobs import Snooze, Task, extensions, lock  # noqa: F401  (a mark names one)
+from jobs import Snooze, Task, extensions  # noqa: F401  (a mark names one)
 from jobs.conf import sentry
 from jobs.lifecycle.worker_state import BODY, NAMED, worker_state
 from jobs.models import Job
-from jobs.store import write_mutex
 from tests import tasks
 from tests.helpers.driver import is_plain  # noqa: F401  (a mark names one)
 from tests.helpers.harness import Worker, deliver, effects, run_ready, wait_ended
@@ -391,15 +390,3 @@ def test_a_settle_that_the_server_refuses_for_its_data_fails_the_job(declare, ca
     assert "out of range" in job.error["message"]
     assert not effects()
     assert "finish_retried" not in [getattr(record, "action", "") for record in caplog.records]
-
-
-def test_a_lock_that_is_released_in_a_body_waits_for_no_turn_of_its_own(declare, monkeypatch):
-    """On SQLite bodies take turns. The hook that wakes the next one runs after the commit, within this one's."""
-    monkeypatch.setattr(write_mutex, "_processes", write_mutex.Lock())
-
-    def body(key):
-        with lock("in turn"):
-            leave(key)
-
-    assert ended(declare(body), "a").state == "succeeded"
-    assert effects() == {"a": 1}

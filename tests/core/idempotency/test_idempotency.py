@@ -24,7 +24,8 @@ from jobs.store.base import Store
 from jobs.store.databases import side
 from tests import tasks
 from tests.helpers.concurrency import Elsewhere, open_transaction, somebody_waits
-from tests.helpers.harness import Worker, deliver, effects, wait_ended
+from tests.helpers.deliveries import deliver_fifty_times
+from tests.helpers.harness import deliver, effects
 from tests.helpers.servers import wait_for
 from tests.models import Effect
 
@@ -150,29 +151,6 @@ def test_repeatable_read(node):
 @pytest.mark.core
 def test_twenty_processes_deliver_one_key_fifty_times():
     deliver_fifty_times(tasks.welcomes)
-
-
-@shared_task(idempotency_key="welcome:{user_id}", lock="user:{user_id}")
-def welcomes_alone(user_id):
-    Effect.objects.create(key=f"welcome:{user_id}", pid=os.getpid())
-    return f"welcome {user_id}"
-
-
-@pytest.mark.slow
-@pytest.mark.wide
-def test_twenty_processes_deliver_one_key_fifty_times_one_at_a_time(store):
-    deliver_fifty_times(welcomes_alone, **store)
-
-
-def deliver_fifty_times(task, **environment):
-    with Worker(concurrency=20, **environment):
-        results = task.delay_many([(5,)] * 50)
-        rows = wait_ended(*[result.id for result in results], timeout=60)
-    assert {row.state for row in rows} == {"succeeded"}
-    assert {row.result for row in rows} == {"welcome 5"}
-    assert effects() == {"welcome:5": 1}
-    [winner] = [row for row in rows if row.replay_of is None]
-    assert [row.replay_of for row in rows].count(winner.pk) == 49
 
 
 def test_the_marker_costs_one_query(node):
@@ -391,7 +369,6 @@ def declared(**options):
         ({"unique": "k", "unique_until": "later"}, ValueError, "'started' or 'finished'"),
         ({"unique_for": 5}, ValueError, "needs unique="),
         ({"unique": "k", "unique_for": -1}, ValueError, "above 0"),
-        ({"lock": "k:{user}"}, ValueError, "'user'"),
     ],
 )
 def test_bad_options_are_told_where_they_are_declared(options, error, text):
@@ -411,7 +388,7 @@ def test_a_task_that_is_declared_wrongly_takes_no_call():
     assert not Job.objects.exists()
 
 
-@pytest.mark.parametrize("option", ["idempotency_key", "unique", "lock"])
+@pytest.mark.parametrize("option", ["idempotency_key", "unique"])
 def test_options_of_a_task_are_none_of_a_call(option):
     with pytest.raises(TypeError, match="where it is declared"):
         tasks.effect.apply_async(("a",), **{option: "k"})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import resource
 import select
 import threading
 import time
@@ -413,19 +411,3 @@ def test_what_wakes_a_waiting_job_need_not_wait_for_the_disk_and_relaxes_no_tran
     with transaction.atomic():
         assert transitions.wake("signal:a", "default")
     assert at_commit() == ["off", "on"]
-
-
-def test_a_process_with_very_many_open_files_waits_for_results():
-    """``select()`` knows a thousand."""
-    if not store.of("default").has_notify:
-        pytest.skip("nothing tells other sessions of ends")
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, limits[1]), limits[1]))
-    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
-    try:
-        with wakeups.ResultListener("default") as listener:
-            listener.sleep(0.05, ["x"])
-    finally:
-        for each in opened:
-            os.close(each)
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
