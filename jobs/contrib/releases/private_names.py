@@ -61,14 +61,10 @@ celery.worker.consumer:Consumer.cancel_task_queue self queue | broker.py: the sa
 celery.app.task:Task._get_app                           | task.py: the app that a task is bound to
 celery.app.task:Task._get_exec_options self             | calls.py: the options of a call
 celery.app.task:Task._dump_pydantic_arguments@5.7 -     | celery_releases.py: arguments that are pydantic models
-celery.local:Proxy._get_current_object self             | backend.py: the app itself, behind current_app
 celery.app.trace:TraceInfo.handle_error_state self task req | tracer.py: what Celery is told of a failure and a retry
 celery.app.trace:TraceInfo.handle_ignore self task req  | tracer.py: the same, of a job that was ended or put off
 celery.app.trace:TraceInfo.handle_reject self task req  | tracer.py: the same, of what the body rejects
 celery._state:push_current_task -                       | tracer.py: the task that runs
-celery.backends.base:Backend._get_result_meta self result state traceback request | backend.py: what a result is made of
-celery.backends.base:Backend._ensure_not_eager self     | backend.py: a result of an eager call has no row
-celery.backends.base:Backend._sleep self amount         | backend.py: between two looks for a result
 django.db.backends.base.base:BaseDatabaseWrapper._savepoint self sid | postgresql.py: the first one is not sent
 django.db.backends.base.base:BaseDatabaseWrapper._savepoint_commit self sid | postgresql.py: the same
 django.db.backends.base.base:BaseDatabaseWrapper._savepoint_rollback self sid | postgresql.py: the same

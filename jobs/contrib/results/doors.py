@@ -17,13 +17,7 @@ class Results(Extension):
     def ready(self) -> None:
         from jobs.models import above
 
-        above["wait"] = self.wait
-
-    @staticmethod
-    def wait(*given: Any) -> Any:
-        from jobs.contrib.results.backend import wait
-
-        return wait(*given)
+        above["wait"] = _wait
 
     def prune(self, using: str, budget: float) -> None:
         from jobs.contrib.results import store
@@ -32,3 +26,9 @@ class Results(Extension):
         if using == home():
             with closing(SideDatabase(is_apart=False)) as side:
                 store.prune(side)
+
+
+def _wait(*given: Any) -> Any:
+    from jobs.contrib.results.backend import wait
+
+    return wait(*given)
