@@ -78,6 +78,8 @@ class Supervisor:
         self._side = SideDatabase(is_apart=False)
         self._own = rescue.OwnJobs(main)
         self._registered = False
+        #: A database has lost this node's row (``manage.py flush``), without which it claims nothing there.
+        self._is_unknown = False
         #: What the node's row says of its queues, and of its stop.
         self._said: tuple[list[str], bool] | None = None
         self._saying = threading.Lock()
@@ -196,6 +198,8 @@ class Supervisor:
             # This node was declared dead: under the old id it must never claim or finish again.
             worker_state.node = uuid.uuid4()
             self._register()
+        elif self._is_unknown:
+            self._register()
         worker_state.note_heartbeat()
         self.say()
 
@@ -229,7 +233,7 @@ class Supervisor:
             )
         if not heartbeats.send(self._side, worker_state.node):
             heartbeats.first(self._side, worker_state.node)
-        self._registered = True
+        self._registered, self._is_unknown = True, False
         # A thread of the worker may claim as soon as it hears of the node.
         for registered in extensions.through("registered"):
             self._try(registered)
@@ -335,9 +339,14 @@ class Supervisor:
                 next_watch = time.monotonic() + conf().HEARTBEAT
                 if self._registered:
                     self._take_turn(self._own.hand_back_orphans)
+                    self._take_turn(self._look_for_itself)
                 self._take_turn(watch.run_once)
                 listener.living = watch.living
             self._fell.wait(max(0.0, next_watch - time.monotonic()))
+
+    def _look_for_itself(self) -> None:
+        own = Node.objects.filter(pk=worker_state.node)
+        self._is_unknown = databases.everywhere(lambda alias: not own.using(alias).exists()) > 0
 
     def _check(self) -> None:
         """The checks that query the databases. The worker's main process makes no query before it has forked."""

@@ -857,6 +857,27 @@ def test_a_file_that_is_put_in_the_place_of_a_database_is_used_from_then_on(
     assert Job.objects.using(second).get(pk=job.id).state == "succeeded"
 
 
+@pytest.mark.parametrize("emptied", ["default", "second"])
+def test_a_node_whose_row_is_gone_says_again_who_it_is(second, runner, emptied):
+    """``manage.py flush``, or a backup that was loaded into a database: without the row it claims nothing there."""
+    alias = second if emptied == "second" else emptied
+    reads, writes = os.pipe()
+    found = supervisor.Supervisor(os.getpid(), {"pool": "prefork"}, -1, writes)
+    try:
+        found._heartbeat()
+        Node.objects.using(alias).filter(pk=worker_state.node).delete()
+        job = tasks.noop.apply_async(queue=QUEUE, using=alias)
+        found._look_for_itself()
+        found._heartbeat()
+        wait_for(runner.run_batch, 10, "jobs are claimed there again")
+        assert Job.objects.using(alias).get(pk=job.id).state == "succeeded"
+        found._look_for_itself()
+        assert not found._is_unknown
+    finally:
+        os.close(reads), os.close(writes)
+        found._side.close()
+
+
 def test_nodes_are_what_a_claim_is_made_for(node):
     assert Node.objects.get().pk == worker_state.node
 
