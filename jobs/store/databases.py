@@ -275,10 +275,20 @@ def note_away(exc: Error, alias: str) -> None:
     logger.error("the database %s: %s", alias, text, extra={"action": "database_away", "database": alias})
 
 
+@contextmanager
+def blamed(alias: str) -> Iterator[None]:
+    """An error in the block is this database's, for :func:`note_failure`."""
+    try:
+        yield
+    except Error as exc:
+        exc.alias = alias  # type: ignore[attr-defined]
+        raise
+
+
 def note_failure(exc: Exception, who: str, about: dict[str, Any]) -> None:
     """Log an error that must not stop a loop. After an error of the database all its connections are dropped."""
     if isinstance(exc, Error):
-        note_away(exc, home())
+        note_away(exc, getattr(exc, "alias", home()))
         for alias in conf().DATABASES:
             drop(alias)
     else:

@@ -4,6 +4,7 @@ from typing import Any
 
 from jobs import extensions
 from jobs.conf import conf
+from jobs.store import databases
 
 
 class NotAdopted(Exception):
@@ -26,7 +27,8 @@ class Identity:
 
 def check_all() -> None:
     for alias in conf().DATABASES:
-        extensions.instead(Identity)(alias).check()
+        with databases.blamed(alias):
+            extensions.instead(Identity)(alias).check()
 
 
 def marks(alias: str) -> dict[str, Any]:

@@ -878,6 +878,18 @@ def test_a_node_whose_row_is_gone_says_again_who_it_is(second, runner, emptied):
         found._side.close()
 
 
+def test_the_log_names_the_database_that_keeps_a_worker_from_its_start(second, caplog):
+    reads, writes = os.pipe()
+    found = supervisor.Supervisor(os.getpid(), {"pool": "prefork"}, -1, writes)
+    with connections[second].cursor() as cursor:
+        cursor.execute("ALTER TABLE jobs_node RENAME TO away")
+    assert not found._try(found._heartbeat)
+    [said] = [record.database for record in caplog.records if record.levelname == "ERROR"]
+    assert said == second
+    os.close(reads), os.close(writes)
+    found._side.close()
+
+
 def test_nodes_are_what_a_claim_is_made_for(node):
     assert Node.objects.get().pk == worker_state.node
 
