@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import getpass
 import inspect
 import json
@@ -153,10 +154,15 @@ class JobsCommand(BaseCommand):
                 # Each change is committed by itself: what was done is done, and the rest was not begun.
                 self.warn("interrupted", self.style.WARNING)
                 sys.exit(128 + signal.SIGINT)
-            except BrokenPipeError:
-                # The reader, such as head, has read enough. Python would complain that the rest cannot be written.
+            except OSError as exc:
+                if exc.errno not in (errno.EPIPE, errno.ENOSPC, errno.EDQUOT):
+                    raise
+                # Python would complain that the rest cannot be written.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-                sys.exit(128 + signal.SIGPIPE)
+                if exc.errno == errno.EPIPE:
+                    # The reader, such as head, has read enough.
+                    sys.exit(128 + signal.SIGPIPE)
+                raise CommandError(f"The output cannot be written: {exc.strerror}", returncode=2) from exc
             except (DataError, UnicodeEncodeError) as exc:
                 # A NUL, or a byte of the command line that is no text.
                 raise CommandError(visible(f"No database can look for that: {exc}")) from exc

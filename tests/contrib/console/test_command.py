@@ -324,6 +324,19 @@ def test_a_closed_output_is_no_error():
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_an_output_without_room_is_said(options):
+    with open("/dev/full", "w") as full:
+        command_line = [sys.executable, "manage.py", "jobs", "list", *options]
+        done = subprocess.run(
+            command_line, cwd=ROOT, env=environment(), stdout=full, stderr=subprocess.PIPE, timeout=60
+        )
+    assert (done.returncode, done.stderr) == (
+        2,
+        b"CommandError: The output cannot be written: No space left on device\n",
+    )
+
+
 def test_without_a_subcommand_it_says_which_there_are():
     with pytest.raises(CommandError, match="subcommand"):
         call_command("jobs")
