@@ -36,16 +36,8 @@ LOOKS = {
 # Events
 
 #: The columns of an event that is told of, and their types: in a SELECT, PostgreSQL cannot infer those of parameters.
-_TOLD = {
-    "uuid": "uuid",
-    "name": "text",
-    "version": "int",
-    "source": "text",
-    "data": "json",
-    "order_key": "text",
-    "headers": "jsonb",
-    "job": "uuid",
-}
+_TOLD = {"uuid": "uuid", "name": "text", "version": "int", "source": "text"}
+_TOLD |= {"data": "json", "order_key": "text", "headers": "jsonb", "job": "uuid"}
 
 
 def insert(
