@@ -165,7 +165,8 @@ class Bodies:
         while True:
             self._woken.clear()
             is_more, before, asked = False, self._taken, size
-            if self._slots and not self._is_retired:
+            # Race: the process may end at any time once it stops, and takes no call on its thread any more.
+            if self._slots and not self._is_retired and worker_state.stopping_for is None:
                 assert self._executor is not None
                 taken: asyncio.Future[tuple[bool, int]] = self.loop.create_future()
                 self._executor.submit(self._take, size, taken)
