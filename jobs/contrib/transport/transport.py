@@ -151,6 +151,12 @@ class Transport(virtual.Transport):
         #: Seconds until the next look. It is kept from one wait to the next, so that a quiet consumer stays quiet.
         self._pause = BUSY_POLL
 
+    def establish_connection(self) -> Any:
+        # Raise while the database is away: kombu tries again after a pause. Celery's consumer, which would be the first
+        # to notice, tries again at once.
+        self.side.execute("SELECT 1")
+        return super().establish_connection()
+
     def drain_events(self, connection: Any, timeout: float | None = None) -> None:
         # Renewing has to happen here and not in _get, which is not called while the prefetch is full.
         if time.monotonic() - self._renewed > store.LEASE / 4:

@@ -15,7 +15,7 @@ import uuid
 import pytest
 from celery import current_app
 from django.conf import settings
-from django.db import connection
+from django.db import OperationalError, connection
 from kombu import Connection, Exchange, Queue
 
 from jobs import checks
@@ -71,6 +71,21 @@ def test_an_acknowledgement_after_the_connection_was_lost_is_a_lost_connection(b
     with broker.channel() as channel:
         queue(channel).get().ack()
     assert rows() == 0
+
+
+def test_it_is_not_connected_while_its_database_is_away(broker, monkeypatch):
+    """Celery would say that it is, find that it is not, and begin again at once, five times a second."""
+
+    def refuse(*args):
+        raise OperationalError("connection refused")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SideDatabase, "execute", refuse)
+        with pytest.raises(OperationalError, match="connection refused"):
+            broker.connect()
+        assert not broker.connected
+    broker.connect()
+    assert broker.connected
 
 
 def test_a_quiet_consumer_asks_seldom_and_once_for_all_its_queues(broker, monkeypatch):
