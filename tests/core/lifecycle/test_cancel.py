@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import time
 import uuid
 
 import pytest
-from celery import shared_task
 
 from jobs.conf import syncpoints
 from jobs.lifecycle import transitions
 from jobs.maintenance import clock
 from jobs.models import Cancellation, Job
 from tests import tasks
-from tests.helpers.gates import once_only
-from tests.helpers.harness import Worker, claim, deliver, effects, in_body, wait_ended
-from tests.models import Effect
+from tests.helpers.harness import claim, deliver, effects
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -78,30 +73,3 @@ def test_nobody_is_asked_where_nothing_runs(node):
     result = tasks.effect.delay("a")
     assert not transitions.ask_to_end(uuid.UUID(result.id), "default")
     assert not Cancellation.objects.exists()
-
-
-@shared_task(bind=True, atomic=False)
-def checks(self, key, started, seconds=60.0):
-    """Long, and asks now and then whether to go on."""
-    once_only(started)
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        self.checkpoint()
-        time.sleep(0.05)
-    Effect.objects.create(key=key, pid=os.getpid())
-
-
-def test_checkpoint_in_a_plain_call_does_nothing(tmp_path):
-    checks("a", str(tmp_path / "started"), seconds=0.1)
-    assert effects() == {"a": 1}
-
-
-def test_a_long_body_ends_at_its_next_checkpoint(tmp_path):
-    started = tmp_path / "started"
-    with Worker(concurrency=1):
-        job = checks.delay("a", str(started))
-        in_body(job.id, started)
-        assert transitions.ask_to_end(uuid.UUID(job.id), "default", why="changed my mind")
-        [row] = wait_ended(job.id)
-    assert (row.state, row.error["message"]) == ("cancelled", "changed my mind")
-    assert not effects()
