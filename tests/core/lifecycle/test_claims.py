@@ -878,14 +878,14 @@ def test_a_node_whose_row_is_gone_says_again_who_it_is(second, runner, emptied):
         found._side.close()
 
 
-def test_the_log_names_the_database_that_keeps_a_worker_from_its_start(second, caplog):
+def test_the_log_names_the_database_that_keeps_a_worker_from_its_start(second, caplog, monkeypatch):
+    monkeypatch.setattr(databases, "_complaints", {})
     reads, writes = os.pipe()
     found = supervisor.Supervisor(os.getpid(), {"pool": "prefork"}, -1, writes)
     with connections[second].cursor() as cursor:
         cursor.execute("ALTER TABLE jobs_node RENAME TO away")
     assert not found._try(found._heartbeat)
-    [said] = [record.database for record in caplog.records if record.levelname == "ERROR"]
-    assert said == second
+    assert [record.database for record in caplog.records if record.levelname == "ERROR"] == [second]
     os.close(reads), os.close(writes)
     found._side.close()
 
