@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from django.db import connection
 
-from jobs.execution import pipeline
+from jobs.contrib.locks import locks
 from jobs.testing import assert_idempotent
 from tests.contrib.crashtest.findings import found_in, line_of
 from tests.gallery import MEETING, rows
@@ -66,7 +66,7 @@ def test_without_guard_it_is_found(row, monkeypatch):
 @pytest.mark.slow
 def test_without_the_lock_it_is_found(row, monkeypatch):
     assert_idempotent(rows.locked, row.pk)
-    monkeypatch.setattr(pipeline, "lock", lambda key, ttl: contextlib.nullcontext(1))
+    monkeypatch.setattr(locks, "lock", lambda key, ttl: contextlib.nullcontext(1))
     assert (
         f"tests.Imported {row.pk}.fence: expected 2, found 1"
         in found_in(rows.locked, row.pk, budget=(40, 60.0))[0].says
