@@ -149,6 +149,10 @@ def _retry(run: Run, error: dict[str, Any]) -> bool:
     if job.unique_key is not None and planned.unique_key != job.unique_key:
         # With other arguments it does other work.
         changes["unique_key"] = planned.unique_key
+    if (planned.args, planned.kwargs) != (job.args, job.kwargs):
+        # What extensions make of the arguments: by templates, or as options of a call.
+        names = (run.task.key_templates.keys() | columns.OPTIONS.keys()) & {*columns.ADDED}
+        changes |= {name: getattr(planned, name) for name in names}
     if (said := job.options.get("task_id")) is not None:
         planned.options["task_id"] = said
     if not others:

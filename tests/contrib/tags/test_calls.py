@@ -80,6 +80,17 @@ def test_what_follows_a_job_inherits_them():
     assert tags_of("b") == {"user": "5", "step": "2"}
 
 
+def test_a_retry_with_other_arguments_has_the_tags_and_the_turn_of_those(declare):
+    def body(self, user_id):
+        raise self.retry(args=(6,))
+
+    moves_on = declare(body=body, bind=True, tags={"user": "{user_id}"}, fair_key="{user_id}")
+    moves_on.apply_async((5,), tags={"order": 1})
+    run_jobs(limit=1)
+    job = Job.objects.get()
+    assert (job.args, job.tags, job.fair_key) == ([6], {"user": "6", "order": "1"}, "6")
+
+
 def test_the_body_sees_them_and_a_retry_keeps_them(declare):
     seen = []
 
