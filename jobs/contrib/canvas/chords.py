@@ -9,6 +9,7 @@ from celery import Celery, states
 from celery.canvas import Signature, _chain, chord, group, maybe_signature
 from celery.exceptions import ChordError
 from celery.result import GroupResult
+from celery.utils.functional import maybe_list
 from django.db import DataError, IntegrityError, transaction
 from django.db.models import F
 from django.db.models.functions import Now
@@ -116,6 +117,14 @@ def count(
 
 
 def _fail(app: Celery, body: Signature, says: str, using: str) -> None:
+    while isinstance(body, chord):
+        # The caller waits for the end of its body, which has the errbacks: Celery looks at the chord itself.
+        rest, body = body.options.get("chain"), body.body
+        body.options.setdefault("chain", rest)
+    if isinstance(body, _chain):
+        # Celery calls the errbacks of the whole chain, but not those of the step that it does not come to.
+        for errback in maybe_list(body.tasks[0].options.get("link_error")) or ():
+            body.link_error(errback)
     try:
         raise ChordError(says)
     except ChordError as exc:

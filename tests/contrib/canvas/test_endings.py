@@ -382,6 +382,36 @@ def test_a_chord_hears_of_each_part_that_fails(node, how):
     assert effects()["errback"] == 1
 
 
+#: Bodies of chords, each with an errback.
+BODIES = {
+    "a group, and what follows it": lambda then, errback: chain(group(then, then), then).on_error(errback),
+    "a group, and two that follow it": lambda then, errback: chain(group(then, then), then, then).on_error(errback),
+    "a chord": lambda then, errback: chord([then, then], then.on_error(errback)),
+    "a task with the errback, and another": lambda then, errback: then.on_error(errback) | P.s(),
+}
+
+
+@pytest.mark.database
+@pytest.mark.parametrize("how", BODIES)
+def test_a_body_that_is_not_called_fails_and_calls_its_errback(node, how):
+    result = (group(F.si("x"), P.si("y")) | BODIES[how](P.s(), tasks.effect.si("errback"))).apply_async()
+    run_ready()
+    run_ready()
+    assert result.state == "FAILURE"
+    assert effects() == {"errback": 1}
+
+
+@pytest.mark.database
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_the_errback_of_a_chain_is_called_if_a_group_replaces_a_step_and_fails(node, is_whole):
+    errback, first = tasks.effect.si("errback"), tasks.replaces.si("r", group(F.si("x"), P.si("y")))
+    steps = chain(first, P.s()).on_error(errback) if is_whole else chain(first.on_error(errback), P.s())
+    steps.apply_async()
+    run_ready()
+    run_ready()
+    assert effects()["errback"] == 1
+
+
 @pytest.mark.database
 def test_groups_without_tasks_keep_no_chord_open(node):
     empty = chain(P.si("x"), group([group([]), group([])]))
