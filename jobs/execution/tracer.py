@@ -18,6 +18,7 @@ from billiard.einfo import ExceptionInfo
 from celery import signals, states
 from celery._state import pop_current_task, push_current_task
 from celery.app.trace import LOG_SUCCESS, TraceInfo, get_task_name, info
+from celery.backends.base import DisabledBackend
 from celery.exceptions import Ignore, Reject, Retry
 from celery.utils.saferepr import saferepr
 from kombu.exceptions import EncodeError
@@ -28,6 +29,13 @@ from jobs.lifecycle.run import Run
 
 #: Celery's own: projects set its level.
 celery_logger = logging.getLogger("celery.app.trace")
+
+
+class NoBackend(DisabledBackend):
+    """The result backend without an extension that has one."""
+
+    #: A run tells this backend nothing: its row says what became of it.
+    reads_rows = True
 
 
 def trace(run: Run, call: Generator[float | None, None, Any]) -> Generator[float | None, None, None]:

@@ -10,7 +10,7 @@ from jobs.doors import Extension
 
 class Results(Extension):
     instead = {
-        "jobs.backend.NoBackend": "jobs.contrib.results.backend.Backend",
+        "jobs.execution.tracer.NoBackend": "jobs.contrib.results.backend.Backend",
         "jobs.worker.supervisor.keep": "jobs.contrib.results.store.write_said",
     }
 
