@@ -84,8 +84,11 @@ def _drop(using: str, day: datetime.date, name: str, retention: float) -> int:
 
 def complete(using: str) -> Any:
     """Called after ``migrate``. A divided table stays divided, also if the settings no longer say so."""
+    # After ``migrate jobs zero`` the table that this process remembers is gone.
+    at: Any = of(using)
+    at.divided = (False, 0.0)
     try:
-        if (conf().HISTORY_BY_DAY and store.divide(using)) or of(using).is_divided:
+        if (conf().HISTORY_BY_DAY and store.divide(using)) or at.is_divided:
             store.make_days(using, FIRST, databases.clock(using))
     except (OperationalError, ProgrammingError) as exc:
         if not store.is_refused(exc):

@@ -550,6 +550,20 @@ def test_an_ordinary_table_is_divided_with_its_rows(ordinary_table):
     assert store.of("default").is_divided
 
 
+def test_where_the_table_was_unapplied_no_days_are_made(settings):
+    """``migrate jobs zero``, whose checks have found the days that it drops."""
+    settings.JOBS = {**settings.JOBS, "HISTORY_BY_DAY": True}
+    assert store.of("default").is_divided
+    try:
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute("CREATE SCHEMA other")
+            cursor.execute("SET LOCAL search_path = other")
+            days.complete("default")
+            transaction.set_rollback(True)
+    finally:
+        store.of("default").divided = (False, 0.0)
+
+
 def test_a_long_history_stays_where_it_is_and_what_ends_later_does_not(ordinary_table, monkeypatch):
     """The server reads none of it while it has the table locked: a constraint proves what it wants to know."""
     monkeypatch.setattr(partitions, "MOST", 1)
