@@ -7,11 +7,13 @@ from collections import Counter
 from datetime import timedelta
 
 import pytest
+from celery import current_app
 from django.urls import reverse
 from django.utils import timezone
-from django_celery_beat.models import IntervalSchedule, PeriodicTask
+from django_celery_beat.models import ClockedSchedule, IntervalSchedule, PeriodicTask
 from django_celery_results.models import TaskResult
 
+from jobs.contrib.schedules.scheduler import Schedules
 from jobs.models import Job, Schedule
 from tests import tasks
 from tests.helpers.harness import ROOT, Worker, effects, environment, wait_ended
@@ -23,9 +25,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def periodic(name: str, **more) -> PeriodicTask:
     every, _ = IntervalSchedule.objects.get_or_create(every=1, period="seconds")
-    return PeriodicTask.objects.create(
-        name=name, task="tests.tasks.effect", args=json.dumps([name]), interval=every, **more
-    )
+    says = {"name": name, "task": "tests.tasks.effect", "args": json.dumps([name]), "interval": every}
+    return PeriodicTask.objects.create(**says | more)
 
 
 def test_workers_run_the_tables_without_beat():
@@ -62,6 +63,23 @@ def test_workers_run_the_tables_without_beat():
         job.headers["schedule_tick"] for job in Job.objects.all() if job.headers.get("periodic_task_name") == "often"
     )
     assert set(ticks.values()) == {1}
+
+
+def test_a_clocked_task_whose_time_was_over_when_a_worker_saw_it_runs_once():
+    """A person says "now" in the admin, or the workers were away; also if the row is edited to such a time."""
+    now, later = (ClockedSchedule.objects.create(clocked_time=timezone.now() + timedelta(days=n)) for n in (0, 1))
+    once = {"interval": None, "one_off": True}
+    said, edited = periodic("said", clocked=now, **once), periodic("edited", clocked=later, **once)
+    schedules = Schedules(current_app)
+    assert schedules.run_once() == {"ticks": 1, "missed": 0}
+    edited.clocked = ClockedSchedule.objects.create(clocked_time=timezone.now())
+    edited.save()
+    assert schedules.run_once() == {"ticks": 1, "missed": 0}
+    assert schedules.run_once() == Schedules(current_app).run_once() == {"ticks": 0, "missed": 0}
+    assert sorted(job.args[0] for job in Job.objects.all()) == ["edited", "said"]
+    for row in (said, edited):
+        row.refresh_from_db()
+        assert not row.enabled
 
 
 def schedule_of(name: str) -> Schedule:

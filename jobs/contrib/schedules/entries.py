@@ -69,11 +69,16 @@ class Entry:
         self.when = str(self.ticks)
         #: Whether it ends with its first job.
         self.is_one_off: bool = row is not None and row.one_off
+        self._clocked = getattr(given["schedule"], "clocked_time", None) if self.is_one_off else None
         # An entry whose row was edited, or enabled again, begins anew.
         edited = "" if row is None else f"{row.date_changed:%Y%m%d%H%M%S%f}"
         call = (self.task, self.args, self.kwargs, self.options, self.catch_up)
         #: Differs if the entry differs; its beginning differs if the ticks differ.
         self.definition = f"{edited}{_digest(self.when)} {_digest(call)}"
+
+    def begins(self, now: datetime.datetime) -> datetime.datetime:
+        """Ticks after this count, if it is first seen now. A clocked entry's only tick counts also if it is over."""
+        return min(now, self._clocked - datetime.timedelta.resolution) if self._clocked else now
 
     def is_newer_than(self, definition: str) -> bool:
         """Whether it is newer than the definition, whichever worker began first: rows say when they were edited."""

@@ -146,15 +146,15 @@ def define(entry: Entry, row: Any, began: datetime.datetime, now: datetime.datet
     says: dict[str, Any] = {"task": scrub(entry.task, 255), "timing": scrub(entry.when, 1000)}
     says |= {"definition": entry.definition, "defined_at": began, "seen_at": now}
     if row is None:
-        begins = {"last_tick": now, "next_tick": entry.ticks.after(now)}
+        begins = {"last_tick": entry.begins(now), "next_tick": entry.ticks.after(entry.begins(now))}
         return rows.get_or_create(pk=entry.name, defaults={**says, **begins})[0]
     is_stale = row.seen_at < now - datetime.timedelta(seconds=GONE)
     if row.definition and row.defined_at > began + SAME and not is_stale and not entry.is_newer_than(row.definition):
         # A newer worker defined the entry. This worker makes no jobs of the old definition.
         return row
     if row.next_tick is None or row.definition.partition(" ")[0] != entry.definition.partition(" ")[0]:
-        # The entry begins now: earlier ticks of the new times do not count as missed.
-        due = entry.ticks.due(row.last_tick, now)
+        # The entry begins now: earlier ticks of the new times do not count as missed, nor do those of a pause.
+        due = entry.ticks.due(row.last_tick, entry.begins(now) if row.definition else now)
         says |= {"last_tick": due.last or row.last_tick, "next_tick": due.next}
     # Race with another worker, or with a tick: the process that comes second looks again.
     if rows.filter(pk=row.pk, definition=row.definition, last_tick=row.last_tick).update(**says):
