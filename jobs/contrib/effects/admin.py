@@ -20,7 +20,7 @@ from jobs.contrib.effects.operations import clear_up
 from jobs.contrib.inspection.view import View
 from jobs.contrib.pages import html
 from jobs.contrib.pages.base import ReadOnlyAdmin, by_key, may, page
-from jobs.contrib.pages.html import column, time_column, url_of
+from jobs.contrib.pages.html import column, link, time_column, url_if_any, url_of
 from jobs.lifecycle.display import veil
 from jobs.models.values import jsonable, parse_uuid, parsed
 
@@ -161,8 +161,9 @@ def job_page(request: HttpRequest, view: View) -> dict[str, str]:
     """The calls that a job made: those that wait for a person, with the form; and all."""
     if not may(request, "view_effect") or not (calls := rows_of.of_job(view)):
         return {}
-    settled = [row for row in calls if may_settle(request, row)]
-    words = {"calls": [(row, status_badge(row)) for row in calls], "settled": settled, "opts": Effect._meta}
+    settled = [row for row in calls if may_settle(request, row) and url_if_any("effect_settle", row.pk)]
+    linked = [(link(row, "effect_change", row.pk), status_badge(row)) for row in calls]
+    words = {"calls": linked, "settled": settled, "opts": Effect._meta}
     return {
         place: render_to_string(f"jobs/admin/effect/{name}.html", words, request)
         for place, name in (("above", "above_job"), ("related", "related"))

@@ -69,5 +69,5 @@ def job_page(request: HttpRequest, view: View) -> dict[str, str]:
         own |= Q(key=view.job.marker_key, kind=Marker.Kind.TASK)
     found = list(Marker.objects.using(view.using).filter(own).order_by("pk")[:SHOWN])
     veil(found)
-    words = {"markers": found, "job": view.job, "page": f"admin:{Marker._meta.app_label}_marker_change"}
+    words = {"markers": [(row, html.link(row.key, "marker_change", row.pk)) for row in found], "job": view.job}
     return {"related": template_of("markers.html", __file__).render(words, request)}

@@ -25,7 +25,7 @@ from django.views.decorators.http import require_POST
 
 from jobs.conf import conf
 from jobs.contrib.inspection.view import database_of
-from jobs.contrib.pages.html import label_of
+from jobs.contrib.pages.html import SITE, label_of
 from jobs.lifecycle.display import veil
 from jobs.models.values import scrub
 
@@ -290,6 +290,23 @@ class ReadOnlyAdmin(admin.ModelAdmin):
         return {}
 
     # Pages in addition to Django's own
+
+    @property
+    def urls(self) -> list[Any]:
+        """Each page notes its site, for the links on it."""
+        found = self.get_urls()
+        for each in found:
+            each.callback = self._on_site(each.callback)
+        return found
+
+    def _on_site(self, view: Any) -> Any:
+        @wraps(view)
+        def shown(*args: Any, **kwargs: Any) -> Any:
+            # It stays set: Django renders a page after its view.
+            SITE.set(self.admin_site.name)
+            return view(*args, **kwargs)
+
+        return shown
 
     def get_urls(self) -> list[Any]:
         return [*self.own_urls(), *super().get_urls()]

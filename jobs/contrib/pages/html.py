@@ -4,6 +4,7 @@ import datetime
 import json
 import uuid
 from collections.abc import Callable
+from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
@@ -27,6 +28,9 @@ from jobs.models import Job, State, tables
 from jobs.models.values import scrub
 
 NOTHING = "-"  #: Shown for a missing value.
+
+#: The admin site of the page that is made: a project may have several, and links stay within theirs.
+SITE: ContextVar[str | None] = ContextVar("jobs_admin_site", default=None)
 
 
 def column(description: Any, show: Callable[[Any], Any]) -> Any:
@@ -112,22 +116,23 @@ def label_of(name: str) -> str:
 
 
 def url_of(page: str, *args: Any, **query: Any) -> str:
-    """The URL of a page such as ``job_change``; a project may give the app another label."""
-    url = reverse(f"admin:{label_of(page)}_{page}", args=args)
-    return f"{url}?{urlencode(query)}" if query else url
+    """The URL of a page such as ``job_change``; the index of the site if it has no such page."""
+    return url_if_any(page, *args, **query) or reverse("admin:index", current_app=SITE.get())
 
 
 def url_if_any(page: str, *args: Any, **query: Any) -> str:
     """The same; empty if there is no such page."""
     try:
-        return url_of(page, *args, **query)
+        # A project may give the app another label.
+        url = reverse(f"admin:{label_of(page)}_{page}", args=args, current_app=SITE.get())
     except NoReverseMatch:
         return ""
+    return f"{url}?{urlencode(query)}" if query else url
 
 
 def front() -> str:
     """The URL of the dashboard; if there is no dashboard, the URL of the app's own index."""
-    return url_if_any("dashboard") or reverse("admin:app_list", args=[Job._meta.app_label])
+    return url_if_any("dashboard") or reverse("admin:app_list", args=[Job._meta.app_label], current_app=SITE.get())
 
 
 def link(label: Any, page: str, *args: Any, **query: Any) -> str:

@@ -5,9 +5,9 @@ from typing import Any
 
 from django import template
 from django.core.handlers.asgi import ASGIRequest
-from django.urls import NoReverseMatch, reverse
 
 from jobs.contrib.inspection.times import duration
+from jobs.contrib.pages.html import url_if_any
 from jobs.models import Job
 
 register = template.Library()
@@ -31,7 +31,4 @@ def live_url(context: Any) -> str:
     request, label = context.get("request"), Job._meta.app_label
     if not isinstance(request, ASGIRequest) or not request.user.has_perm(f"{label}.view_job"):
         return ""
-    try:
-        return f"{reverse(f'admin:{label}_live')}?since={time.time():.0f}"
-    except NoReverseMatch:
-        return ""
+    return url_if_any("live", since=f"{time.time():.0f}")

@@ -3,6 +3,7 @@
 from typing import Any
 
 from django.contrib import admin, messages
+from django.contrib.admin.utils import quote
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.template.loader import render_to_string
@@ -121,6 +122,9 @@ def panel(request: HttpRequest, entries: list[dict[str, Any]]) -> str:
     entries = [each for each in entries if each["next_tick"]]
     if not entries or not may(request, "view_schedule"):
         return ""
-    shown = [(each, html.ago(each["next_tick"])) for each in entries[:NEXT]]
+    shown = [
+        (each, html.link(each["name"], "schedule_change", quote(each["name"])), html.ago(each["next_tick"]))
+        for each in entries[:NEXT]
+    ]
     words = {"entries": shown, "later": max(0, len(entries) - NEXT), "opts": Schedule._meta}
-    return render_to_string("jobs/admin/schedule/next.html", words)
+    return render_to_string("jobs/admin/schedule/next.html", words, request)

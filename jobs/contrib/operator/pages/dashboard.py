@@ -25,7 +25,7 @@ from jobs.contrib.operator.problems import kinds, sentence
 from jobs.contrib.operator.statistics import spent
 from jobs.contrib.pages import html
 from jobs.contrib.pages.base import may, page
-from jobs.contrib.pages.html import url_of
+from jobs.contrib.pages.html import url_if_any, url_of
 from jobs.models import LIVE, Job, State
 from jobs.models.values import as_uuid, parse_uuid
 
@@ -61,7 +61,7 @@ class OverviewAdmin(CoursePages):
         said = progress_of(board.running)
         more = ngettext("%(number)s setting to look at", "%(number)s settings to look at", len(faults))
         # Looked up once for all rows: each look-up takes Django 0.1 ms.
-        base = url_of("job_changelist")
+        base = url_if_any("job_changelist")
         return self.render(
             request,
             "dashboard.html",
@@ -78,7 +78,7 @@ class OverviewAdmin(CoursePages):
             parts=html.parts("dashboard", request, found),
             running=[(job, said.get(job.pk), html.arguments(job), f"{base}{job.pk}/operate/") for job in board.running],
             names={node["id"]: node["hostname"] for node in found["nodes"]},
-            may_kill=may(request, "kill_job"),
+            may_kill=base and may(request, "kill_job"),
             kill=OPERATIONS["kill"],
             killing={"operation": "kill"},
             **plot(
@@ -155,8 +155,9 @@ def _ways(request: HttpRequest, kind: Kind, about: Any) -> list[tuple[Any, str, 
     """The page that shows what a problem is about, and the button that fixes it, if this reader may use them."""
 
     def drawn(link: Link) -> tuple[Any, str, Any, Any] | None:
-        if link.permission and not may(request, link.permission):
+        url = url_if_any(link.page, *link.args, **link.query)
+        if not url or (link.permission and not may(request, link.permission)):
             return None
-        return link.label, url_of(link.page, *link.args, **link.query), link.fields, link.warns
+        return link.label, url, link.fields, link.warns
 
     return [drawn(way(about)) if way else None for way in (kind.place, kind.button)]
