@@ -9,7 +9,7 @@ from urllib.parse import quote
 import pytest
 from django.contrib.auth.models import User
 from django.core.signing import Signer
-from django.db import connection
+from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 
 from jobs.contrib.inspection import counts
@@ -74,6 +74,20 @@ def test_health_opens_no_connection_and_counts_nothing(client, worker, monkeypat
     assert [
         query["sql"] for query in queries if "count(" in query["sql"].lower() and "LIMIT 1)" not in query["sql"]
     ] == []
+
+
+def test_a_database_that_is_away_is_said_with_atomic_requests_too(client, monkeypatch):
+    """Django would begin a transaction before the view: the answer was an error, and no reason."""
+
+    def away():
+        raise OperationalError("connection refused")
+
+    monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
+    connection.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(connection, "connect", away)
+        answer = client.get(HEALTH)
+    assert (answer.status_code, answer.json()) == (503, {"status": "failing", "reasons": ["database"]})
 
 
 def test_metrics_are_for_those_who_may_look(client, settings, admin_client):
