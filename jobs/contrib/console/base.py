@@ -143,6 +143,8 @@ class JobsCommand(BaseCommand):
         if sys.stdout is None and not options.get("stdout"):
             # Nobody reads (``>&-``): what was asked for is done all the same, and its exit status says how it went.
             self.stdout = OutputWrapper(open(os.devnull, "w"))  # noqa: SIM115
+        if sys.stderr is None and not options.get("stderr"):
+            self.stderr = OutputWrapper(open(os.devnull, "w"))  # noqa: SIM115
         if hasattr(sys.stdout, "reconfigure"):
             # A name that the terminal cannot show must not end a command in the middle of its work.
             sys.stdout.reconfigure(errors="backslashreplace")

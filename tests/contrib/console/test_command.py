@@ -337,6 +337,12 @@ def test_an_output_without_room_is_said(options):
     )
 
 
+def test_closed_errors_stop_no_command_that_warns():
+    command_line = ["sh", "-c", 'exec "$@" 2>&-', "sh", sys.executable, "manage.py", "jobs", "pause", "unheard-of"]
+    done = subprocess.run(command_line, cwd=ROOT, env=environment(), capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, b"unheard-of: paused, 0 jobs are ready\n")
+
+
 def test_without_a_subcommand_it_says_which_there_are():
     with pytest.raises(CommandError, match="subcommand"):
         call_command("jobs")
