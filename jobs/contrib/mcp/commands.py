@@ -23,7 +23,7 @@ def mcp(out: JobsCommand, args: Namespace) -> None:
     server = Server(type(out), (*READING, *FIXED) if args.replay else READING)
     # Text that the project's own code prints is not part of the protocol.
     with redirect_stdout(sys.stderr):
-        for line in sys.stdin.buffer:
+        for line in sys.stdin.buffer if sys.stdin else ():  # None: it is closed.
             if line.strip() and (said := server.answer(line)):
                 out.stdout.write(said)
                 out.stdout.flush()

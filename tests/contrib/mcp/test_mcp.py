@@ -117,6 +117,12 @@ def test_what_is_wrong_is_said_and_the_next_question_is_answered(agent):
     assert agent.call("list") == []
 
 
+def test_a_closed_input_has_no_question():
+    command = ["sh", "-c", 'exec "$@" <&-', "sh", sys.executable, "manage.py", "jobs", "mcp"]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
 @pytest.mark.parametrize("agent", [["--replay"]], indirect=True)
 def test_a_replay_is_rolled_back_whatever_the_agent_says(agent):
     key = str(tasks.effect.delay("told").id)
