@@ -51,7 +51,8 @@ class Snooze(Ignore):
 class Busy(Ignore):
     """Another caller holds it: a marker, a lock, a row, a unique key. If a body raises it, its job snoozes (jitter)."""
 
-    #: Of what wakes the job when it is free: writes that the job waits for it (the job, seconds, its error).
+    #: Set by what will wake the job once it is free. It writes that the job waits. It gets the job, the seconds after
+    #: which the job looks by itself, and its error.
     wait: Callable[[Any, float, dict[str, Any]], bool] | None = None
 
 

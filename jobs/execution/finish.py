@@ -31,7 +31,7 @@ from jobs.models.fields import uuid7
 from jobs.models.values import jsonable, safe_repr, scrub
 from jobs.store import databases
 
-#: Seconds until a job that waits for what another one holds looks by itself whether that is free.
+#: Seconds after which a job looks by itself whether what another job held is free.
 BUSY_PAUSE = 10.0
 
 
@@ -101,7 +101,7 @@ def _meant(run: Run, exc: BaseException, error: dict[str, Any]) -> Outcome:
             text, more = f"will be retried: {cause['type']}: {cause['message']}", {"retries": run.planned[-1].retries}
             return Outcome("retried", text, partial(_retry, run, cause), exc, more=more, error=cause)
         case Busy() if exc.wait is not None:
-            # Who holds it wakes the job. The pause, with jitter, is for a holder that died.
+            # The holder wakes the job. The pause, with jitter, is for a holder that died.
             seconds = random.uniform(0.5, 1) * BUSY_PAUSE
             text = f"waits for {seconds:.1f} s, or until it is free: {error['message']}"
             return Outcome("snoozed", text, partial(exc.wait, job, seconds, error), ignored)

@@ -277,7 +277,7 @@ def note_away(exc: Error, alias: str) -> None:
 
 @contextmanager
 def blamed(alias: str) -> Iterator[None]:
-    """An error in the block is this database's, for :func:`note_failure`."""
+    """:func:`note_failure` blames this database for an error in the block."""
     try:
         yield
     except Error as exc:
@@ -531,9 +531,9 @@ class SideDatabase:
                 self._connection = None
 
 
-def side() -> closing[SideDatabase]:
+def side(is_apart: bool = True) -> closing[SideDatabase]:
     """A connection to beats and messages for one block."""
-    return closing(SideDatabase())
+    return closing(SideDatabase(is_apart))
 
 
 _open_ones: WeakSet[SideDatabase] = WeakSet()

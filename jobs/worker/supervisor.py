@@ -78,7 +78,7 @@ class Supervisor:
         self._side = SideDatabase(is_apart=False)
         self._own = rescue.OwnJobs(main)
         self._registered = False
-        #: A database has lost this node's row (``manage.py flush``), without which it claims nothing there.
+        #: Whether a database has lost this node's row (``manage.py flush``): without it this node claims nothing there.
         self._is_unknown = False
         #: What the node's row says of its queues, and of its stop.
         self._said: tuple[list[str], bool] | None = None
@@ -198,9 +198,10 @@ class Supervisor:
             # This node was declared dead: under the old id it must never claim or finish again.
             worker_state.node = uuid.uuid4()
             self._register()
-        elif self._is_unknown:
-            self._register()
         worker_state.note_heartbeat()
+        if self._is_unknown:
+            # After the note: another database may be away, and claims go on in those that are not.
+            self._register()
         self.say()
 
     def say(self) -> None:
@@ -347,6 +348,7 @@ class Supervisor:
             self._fell.wait(max(0.0, next_watch - time.monotonic()))
 
     def _look_for_itself(self) -> None:
+        """Find out whether a database has lost this node's row: the next beat writes it again."""
         own = Node.objects.filter(pk=worker_state.node)
         self._is_unknown = databases.everywhere(lambda alias: not own.using(alias).exists()) > 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 from jobs.doors import Extension
@@ -42,10 +42,10 @@ class Locks(Extension):
 
     def prune(self, using: str, budget: float) -> None:
         from jobs.contrib.locks.locks import prune
-        from jobs.store.databases import SideDatabase, home
+        from jobs.store import databases
 
-        if using == home():
-            with closing(SideDatabase(is_apart=False)) as side:
+        if using == databases.home():
+            with databases.side(is_apart=False) as side:
                 prune(side, budget)
 
 

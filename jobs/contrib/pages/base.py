@@ -6,6 +6,7 @@ from inspect import getfile
 from pathlib import Path
 from typing import Any, ClassVar
 
+from asgiref.sync import iscoroutinefunction
 from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.utils import label_for_field
@@ -296,7 +297,9 @@ class ReadOnlyAdmin(admin.ModelAdmin):
         """Each page notes its site, for the links on it."""
         found = self.get_urls()
         for each in found:
-            each.callback = self._on_site(each.callback)
+            # A project may add an included URLconf, or a coroutine, which links to none of our pages by itself.
+            if each.callback is not None and not iscoroutinefunction(each.callback):
+                each.callback = self._on_site(each.callback)
         return found
 
     def _on_site(self, view: Any) -> Any:

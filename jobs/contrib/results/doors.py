@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from typing import Any
 
 from jobs.doors import Extension
@@ -21,10 +20,10 @@ class Results(Extension):
 
     def prune(self, using: str, budget: float) -> None:
         from jobs.contrib.results import store
-        from jobs.store.databases import SideDatabase, home
+        from jobs.store import databases
 
-        if using == home():
-            with closing(SideDatabase(is_apart=False)) as side:
+        if using == databases.home():
+            with databases.side(is_apart=False) as side:
                 store.prune(side)
 
 

@@ -25,7 +25,6 @@ from jobs.maintenance import prune
 from jobs.maintenance.prune import Prune
 from jobs.models import Action, Job, Marker, RateLimiter
 from jobs.store import databases, postgresql
-from jobs.store.databases import SideDatabase
 from tests.helpers.concurrency import Elsewhere, open_transaction, somebody_waits
 from tests.helpers.cuts import cut_everywhere
 from tests.helpers.plans import plan
@@ -71,13 +70,6 @@ def made(day: datetime.date) -> datetime.date:
     """It is given up where somebody has a lock, such as autovacuum."""
     wait_for(lambda: partitions.make_day("default", day) or day in partitions.days("default"), 30, "the day is made")
     return day
-
-
-@pytest.fixture
-def side():
-    side = SideDatabase()
-    yield side
-    side.close()
 
 
 def ended_on(day: datetime.date, number: int, state: str = "succeeded", **more) -> list[Job]:
@@ -471,7 +463,7 @@ def test_a_role_that_may_not_make_days_is_named(old_day):
             cursor.execute("RESET ROLE; DROP OWNED BY jobs_test_worker; DROP ROLE jobs_test_worker")
 
 
-def test_a_day_past_its_retention_is_dropped_and_what_is_needed_goes_to_the_rest(side, old_day):
+def test_a_day_past_its_retention_is_dropped_and_what_is_needed_goes_to_the_rest(old_day):
     gone, [needed], [young] = ended_on(old_day, 20), ended_on(old_day, 1), ended_on(old_day, 1, state="cancelled")
     Job.objects.filter(pk=young.pk).update(finished_at=databases.clock("default"))
     [failed] = ended_on(old_day, 1, state="failed")
@@ -483,7 +475,7 @@ def test_a_day_past_its_retention_is_dropped_and_what_is_needed_goes_to_the_rest
     assert place(needed) == place(young) == partitions.REST
 
 
-def test_a_day_that_somebody_reads_is_dropped_later(side, old_day):
+def test_a_day_that_somebody_reads_is_dropped_later(old_day):
     job = ended_on(old_day, 1)[0]
     with open_transaction(lambda: Job.objects.get(pk=job.pk)):
         assert days.prune("default", 1.0) == 0
@@ -492,7 +484,7 @@ def test_a_day_that_somebody_reads_is_dropped_later(side, old_day):
     assert not Job.objects.exists()
 
 
-def test_a_day_of_which_much_is_needed_is_pruned_row_by_row(side, old_day, monkeypatch):
+def test_a_day_of_which_much_is_needed_is_pruned_row_by_row(old_day, monkeypatch):
     monkeypatch.setattr(days, "KEPT", 1)
     jobs = ended_on(old_day, 5)
     for job in jobs[:2]:
@@ -516,7 +508,7 @@ def test_a_day_of_which_much_is_needed_is_not_read_at_each_round(old_day, monkey
         assert len([sql for sql in looks if "jobs_marker" in sql]) == 2
 
 
-def test_a_day_that_is_not_over_is_left_whole(side):
+def test_a_day_that_is_not_over_is_left_whole():
     """A job may stay a day longer, and goes with its day: it costs no DELETE."""
     job = make("succeeded", age=RETENTION + DAY / 2)
     Prune().run_once()

@@ -7,9 +7,11 @@ import re
 import pytest
 from django.contrib import admin
 from django.contrib.auth.models import User
-from django.urls import clear_url_caches, path
+from django.http import HttpResponse
+from django.urls import clear_url_caches, include, path
 
 from jobs.contrib.operator.models import Overview
+from jobs.contrib.pages.admin import JobAdmin
 from jobs.models import Effect, Job, Marker
 from tests.helpers.rows import make
 
@@ -72,3 +74,19 @@ def test_a_site_of_jobs_alone_links_to_nothing_else(beside):
 def test_a_dashboard_without_the_page_of_jobs_has_no_way_to_them(beside):
     job_of_all_kinds()
     assert not [link for link in links(beside(Overview), "/beside/jobs/overview/") if "/job/" in link]
+
+
+def test_a_project_may_add_included_pages_and_coroutines_to_ours(client, settings):
+    async def waits(request):
+        return HttpResponse("waited")
+
+    class Own(JobAdmin):
+        def get_urls(self):
+            included = path("more/", include([path("", lambda request: HttpResponse("more"))]))
+            return [included, path("waits/", waits), *super().get_urls()]
+
+    site = admin.AdminSite("own")
+    site.register(Job, Own)
+    settings.ROOT_URLCONF = type("Urls", (), {"urlpatterns": [*Urls.urlpatterns, path("own/", site.urls)]})
+    clear_url_caches()
+    assert [client.get(f"/own/jobs/job/{name}/").content for name in ("more", "waits")] == [b"more", b"waited"]

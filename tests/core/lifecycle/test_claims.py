@@ -890,6 +890,23 @@ def test_the_log_names_the_database_that_keeps_a_worker_from_its_start(second, c
     found._side.close()
 
 
+def test_a_node_that_cannot_say_everywhere_who_it_is_claims_where_it_can(second, monkeypatch):
+    """One database was flushed, and the other one is away."""
+    reads, writes = os.pipe()
+    found, noted = supervisor.Supervisor(os.getpid(), {"pool": "prefork"}, -1, writes), []
+    found._heartbeat()
+    Node.objects.all().delete()
+    with connections[second].cursor() as cursor:
+        cursor.execute("ALTER TABLE jobs_node RENAME TO away")
+    found._look_for_itself()
+    monkeypatch.setattr(worker_state, "note_heartbeat", lambda: noted.append(1))
+    assert not found._try(found._heartbeat)
+    assert noted
+    assert Node.objects.filter(pk=worker_state.node).exists()
+    os.close(reads), os.close(writes)
+    found._side.close()
+
+
 def test_nodes_are_what_a_claim_is_made_for(node):
     assert Node.objects.get().pk == worker_state.node
 

@@ -20,7 +20,6 @@ from jobs.lifecycle.worker_state import worker_state
 from jobs.maintenance import prune
 from jobs.maintenance.prune import Prune
 from jobs.models import Action, Job, Marker, Node
-from jobs.store.databases import SideDatabase
 from jobs.worker import supervisor
 from tests.helpers.plans import ROWS, assert_indexed, make_history
 from tests.helpers.rows import make, make_node
@@ -29,13 +28,6 @@ from tests.helpers.servers import fair, wait_for
 pytestmark = pytest.mark.django_db(transaction=True)
 
 DAY = 86400.0
-
-
-@pytest.fixture
-def side():
-    side = SideDatabase()
-    yield side
-    side.close()
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +56,7 @@ def reads(watch: Prune) -> int:
     return sum('AS "place"' in query["sql"].replace("`", '"') for query in queries)
 
 
-def test_each_state_goes_after_its_retention(side):
+def test_each_state_goes_after_its_retention():
     kept = {*many(5, age=0.0), *many(5, "failed"), make("cancelled"), make("ready", age=30 * DAY)}
     gone = [*many(25), *many(5, "failed", age=11 * DAY), make("cancelled", age=2 * DAY)]
     watch = Prune()
@@ -74,7 +66,7 @@ def test_each_state_goes_after_its_retention(side):
     assert watch.run_once()["jobs"] == 0
 
 
-def test_what_has_no_retention_stays(side, settings):
+def test_what_has_no_retention_stays(settings):
     settings.JOBS = {**settings.JOBS, "RETENTION": None}
     make("succeeded", age=400 * DAY)
     make("failed", age=400 * DAY)
@@ -86,7 +78,7 @@ def test_what_has_no_retention_stays(side, settings):
 
 
 @pytest.mark.database
-def test_what_is_kept_for_a_marker_is_passed_over_once_in_a_full_walk(side, monkeypatch):
+def test_what_is_kept_for_a_marker_is_passed_over_once_in_a_full_walk(monkeypatch):
     kept = many(100)
     keep(kept)
     gone = many(5, age=3 * DAY)
@@ -106,7 +98,7 @@ def test_what_is_kept_for_a_marker_is_passed_over_once_in_a_full_walk(side, monk
 
 @pytest.mark.database
 @pytest.mark.parametrize("clock", ["of the database", "of Python", "a whole second"])
-def test_jobs_that_ended_at_one_moment_are_walked_one_by_one(side, clock):
+def test_jobs_that_ended_at_one_moment_are_walked_one_by_one(clock):
     """SQLite compares texts, and its own clock writes ``14.000`` where Django writes ``14``."""
     jobs = many(45)
     keep(jobs[::2])
@@ -119,7 +111,7 @@ def test_jobs_that_ended_at_one_moment_are_walked_one_by_one(side, clock):
     assert set(Job.objects.all()) == set(jobs[::2])
 
 
-def test_it_stops_within_its_budget_and_goes_on_there(side, monkeypatch):
+def test_it_stops_within_its_budget_and_goes_on_there(monkeypatch):
     keep(many(100))
     make("succeeded", age=1.5 * DAY)
     walk = prune.walk
@@ -139,7 +131,7 @@ def test_it_stops_within_its_budget_and_goes_on_there(side, monkeypatch):
     assert rounds > 1
 
 
-def test_a_round_that_ended_by_its_budget_is_followed_by_the_next_one_at_once(side, settings, monkeypatch):
+def test_a_round_that_ended_by_its_budget_is_followed_by_the_next_one_at_once(settings, monkeypatch):
     settings.JOBS = {**settings.JOBS, "PRUNE_INTERVAL": 3600.0}
     monkeypatch.setattr(supervisor, "PRUNE_BUDGET", 0.001)
     monkeypatch.setattr(supervisor, "PRUNE_AGAIN", 0.01)
@@ -156,7 +148,7 @@ def test_a_round_that_ended_by_its_budget_is_followed_by_the_next_one_at_once(si
         thread.join()
 
 
-def test_it_says_whether_a_round_was_not_enough(side):
+def test_it_says_whether_a_round_was_not_enough():
     many(25)
     watch = Prune()
     watch.run_once(budget=0.0)
@@ -190,13 +182,13 @@ def test_whether_prune_is_behind_is_asked_by_an_index(settings):
     assert_indexed("behind", lambda: prune.behind("default"))
 
 
-def test_markers_take_no_more_than_half_of_the_time(side, monkeypatch):
+def test_markers_take_no_more_than_half_of_the_time(monkeypatch):
     make("succeeded", age=2 * DAY)
     monkeypatch.setattr(prune.markers, "delete_expired", lambda *args: (time.sleep(0.01), 1)[1])
     assert Prune().run_once(budget=0.1)["jobs"] == 1
 
 
-def test_the_oldest_worker_prunes(side):
+def test_the_oldest_worker_prunes():
     many(5)
     old = make_node(started_at=timezone.now() - timezone.timedelta(hours=1))
     young = make_node()
@@ -204,7 +196,7 @@ def test_the_oldest_worker_prunes(side):
     assert Prune(lambda: old.pk).run_once(budget=2.0)["jobs"] == 5
 
 
-def test_a_replayed_job_stays(side):
+def test_a_replayed_job_stays():
     """Race: it is replayed after it was found."""
     [job] = many(2)[:1]
     Job.objects.filter(pk=job.pk).update(state="ready", finished_at=None)
@@ -212,7 +204,7 @@ def test_a_replayed_job_stays(side):
     assert Job.objects.filter(pk=job.pk).exists()
 
 
-def test_what_goes_with_it(side):
+def test_what_goes_with_it():
     job, kept = make("succeeded", age=2 * DAY), make("succeeded")
     Action.objects.bulk_create(Action(job=each.pk, what="retry") for each in (job, kept))
     expired = make("succeeded", age=2 * DAY)
@@ -226,7 +218,7 @@ def test_what_goes_with_it(side):
     assert (Job.objects.get(), Node.objects.get(), Marker.objects.count()) == (kept, node, 0)
 
 
-def test_a_node_is_known_as_long_as_jobs_of_any_database_name_it(side, second, settings):
+def test_a_node_is_known_as_long_as_jobs_of_any_database_name_it(second, settings):
     """Only the first database tells the others who is dead."""
     # The tests' second database goes by another name, with which Django refuses the subqueries about events.
     if hasattr(conf(), "RETENTION_EVENTS"):
@@ -247,7 +239,7 @@ def test_a_node_is_known_as_long_as_jobs_of_any_database_name_it(side, second, s
 
 @pytest.mark.database
 @pytest.mark.timeout(20)
-def test_rows_that_another_session_has_locked_hold_up_no_other(side):
+def test_rows_that_another_session_has_locked_hold_up_no_other():
     if connection.vendor != "postgresql":
         pytest.skip(
             "SQLite has one writer at a time, and a DELETE of MariaDB that reads a small table waits for each row"
@@ -269,7 +261,7 @@ def test_rows_that_another_session_has_locked_hold_up_no_other(side):
 
 @pytest.mark.core
 @pytest.mark.database
-def test_a_hundred_thousand_go_with_a_few_statements_for_each_batch(side, settings, monkeypatch):
+def test_a_hundred_thousand_go_with_a_few_statements_for_each_batch(settings, monkeypatch):
     monkeypatch.undo()
     settings.JOBS = {**settings.JOBS, "BATCH": 500}
     make_history()
@@ -287,7 +279,7 @@ def test_a_hundred_thousand_go_with_a_few_statements_for_each_batch(side, settin
     assert len(queries) - len(nothing_to_do) <= 10 * math.ceil(gone / size)
 
 
-def test_a_batch_that_could_not_be_deleted_is_tried_again(monkeypatch, settings, side):
+def test_a_batch_that_could_not_be_deleted_is_tried_again(monkeypatch, settings):
     settings.JOBS = {**settings.JOBS, "RETENTION": 1}
     make("succeeded", finished_at=timezone.now() - datetime.timedelta(days=1))
 
