@@ -145,6 +145,8 @@ def raises(kind, key=""):
         raise MemoryError("no memory")
     if kind == "exit":
         sys.exit(3)
+    if kind == "interrupt":
+        raise KeyboardInterrupt
     if kind == "nul":
         raise ValueError("a\0b \ud800")
     raise ValueError(kind)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+import signal
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -90,7 +91,7 @@ def _lost(job: Job, error: dict[str, Any]) -> Outcome:
 
 def _meant(run: Run, exc: BaseException, error: dict[str, Any]) -> Outcome:
     """What the body asked for, by the exception that left it."""
-    job, said, ignored = run.job, f"{error['type']}: {error['message']}", Ignore(error["message"])
+    job, ignored = run.job, Ignore(error["message"])
     match exc:
         case LostLease():
             # Or the completion found a note that the job should end.
@@ -120,6 +121,10 @@ def _meant(run: Run, exc: BaseException, error: dict[str, Any]) -> Outcome:
             is_ended = lambda: transitions.heed(job) or transitions.cancel_running(job, cancelled)  # noqa: E731
             text = f"cancelled: {error['message']}" if error["message"] else "cancelled by its body"
             return Outcome("cancelled", text, is_ended, exc)
+        case Reject(reason=Exception() as reason):
+            # ``retry()`` could not make its call.
+            error = entry(run, reason)
+    said = f"{error['type']}: {error['message']}"
     if (pause := backoff.pause(run, exc)) is not None:
         write = partial(transitions.retry, job, transitions.now_plus(pause), error, {})
         text, more = f"will be retried in {pause:.0f} s: {said}", {"retries": job.retries + 1}
@@ -129,7 +134,8 @@ def _meant(run: Run, exc: BaseException, error: dict[str, Any]) -> Outcome:
         return _snoozed(job, error)
     # Also a Retry that was raised by hand, without retry(): Celery would not send it again either.
     final, more = for_celery(exc), {"is_raised": not isinstance(exc, Retry | Reject)}
-    return Outcome("failed", f"failed: {said}", partial(transitions.fail, job, error), final, logging.ERROR, more)
+    write = partial(transitions.fail, job, error)
+    return Outcome("failed", f"failed: {said}", write, final, logging.ERROR, more, error)
 
 
 def _snoozed(job: Job, error: dict[str, Any], seconds: float | None = None) -> Outcome:
@@ -256,11 +262,13 @@ def shutdown_behind(exc: BaseException) -> BaseException | None:
     The driver may have raised an error of its own about what was interrupted: then it is behind that error.
     """
     is_told = was_told_to_end()
+    # Celery's workers have handlers of their own for Ctrl-C: there the body has raised it.
     is_main = threading.current_thread() is threading.main_thread()
+    is_ctrl_c = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     for each in chain(exc):
         is_signal = is_told and not isinstance(each, Exception | Suspended)
         is_stop = is_signal or isinstance(each, WorkerShutdown | WorkerTerminate)
-        if is_stop or (is_main and isinstance(each, KeyboardInterrupt)):
+        if is_stop or (is_ctrl_c and isinstance(each, KeyboardInterrupt)):
             return each
     # SQLite says only that a function (one of Django's, such as for dates) raised something.
     if is_told and isinstance(exc, OperationalError):

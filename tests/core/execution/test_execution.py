@@ -428,6 +428,18 @@ def test_ignore_and_reject_from_a_body(outcome, state, celery_state, kind):
     assert not effects()
 
 
+@shared_task(bind=True)
+def comes_back_in(self, seconds):
+    raise self.retry(countdown=seconds)
+
+
+def test_a_retry_that_cannot_be_kept_says_why():
+    assert deliver(comes_back_in.delay(1e9))[0] == "REJECTED"
+    job = Job.objects.get()
+    assert (job.state, job.error["type"]) == ("failed", "ValueError")
+    assert "more than ten years" in job.error["message"]
+
+
 def test_a_job_that_its_body_rejects_has_failed_for_whoever_waits_for_its_result(monkeypatch):
     stored = []
     monkeypatch.setattr(type(current_app.backend), "store_result", lambda self, *args, **kwargs: stored.append(args))

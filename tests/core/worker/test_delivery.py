@@ -86,10 +86,10 @@ def test_enqueuing_process_killed(tmp_path, moment, sync, expected):
 def test_pool_smoke(pool):
     with Worker("-P", pool) as worker:
         results = tasks.effect.delay_many([(f"k{n}",) for n in range(10)])
-        failing = tasks.raises.delay("exit")
+        failing = [tasks.raises.delay(kind) for kind in ("exit", "interrupt")]
         retried = tasks.retries.delay("r", 1)
-        wait_ended(failing.id, retried.id, *[result.id for result in results])
-        assert Job.objects.get(pk=failing.id).error["type"] == "SystemExit"
+        ended = wait_ended(*[job.id for job in failing], retried.id, *[result.id for result in results])
+        assert [job.error["type"] for job in ended[:2]] == ["SystemExit", "KeyboardInterrupt"]
         assert worker.stop() == 0
     assert effects() == {**{f"k{n}": 1 for n in range(10)}, "r": 1}
 

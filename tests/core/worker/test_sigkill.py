@@ -193,7 +193,16 @@ def test_a_job_that_always_kills_its_process_ends_failed():
     assert sum(effects().values()) == 5
 
 
-@pytest.mark.parametrize(("kind", "name"), [("memory", "MemoryError"), ("exit", "SystemExit"), ("nul", "ValueError")])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("memory", "MemoryError"),
+        ("exit", "SystemExit"),
+        # Ctrl-C never reaches a pool's process: there the body has raised it.
+        ("interrupt", "KeyboardInterrupt"),
+        ("nul", "ValueError"),
+    ],
+)
 def test_an_ugly_exception_fails_the_job_and_not_the_worker(kind, name):
     with Worker(concurrency=1) as worker:
         [row] = wait_ended(tasks.raises.delay(kind, "never").id)
