@@ -18,6 +18,7 @@ from typing import Any
 
 from django.db import connections
 
+from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.lifecycle.worker_state import worker_state
 from jobs.store.identity import NotAdopted
@@ -154,9 +155,18 @@ def _supervise(main: int, node: dict[str, Any], pipe: int, ready: int) -> None:
                 logger.exception("the supervisor failed", extra=worker_state.about("supervisor_failed"))
                 os._exit(1)
             os._exit(0)
-        _, status = os.waitpid(child, 0)
-        if status == 0:
+        if _ended(child) == 0:
             return
         logger.error("the supervisor died and is started again", extra=worker_state.about("supervisor_restarted"))
         # EOF means that the worker is gone as well; a new supervisor then only signs off.
         select.select([pipe], [], [], 0.5)
+
+
+def _ended(child: int) -> int:
+    """Wait for its end; returns the status. One that stays stopped (``SIGSTOP``) is killed: it does not beat."""
+    while os.WIFSTOPPED(status := os.waitpid(child, os.WUNTRACED)[1]):
+        time.sleep(conf().DEAD_AFTER)
+        if os.waitid(os.P_PID, child, os.WCONTINUED | os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            logger.error("the supervisor stays stopped", extra=worker_state.about("supervisor_stopped"))
+            os.kill(child, signal.SIGKILL)
+    return status

@@ -237,6 +237,15 @@ def test_the_supervisor_is_started_again_when_it_dies_alone(tmp_path):
     assert effects() == {"a": 1}
 
 
+def test_a_supervisor_that_stays_stopped_is_replaced():
+    with Worker(concurrency=1) as worker:
+        [stopped] = [pid for pid in worker.pids() if _is_supervisor(pid, worker)]
+        os.kill(stopped, signal.SIGSTOP)
+        wait_for(lambda: "died and is started again" in worker.text(), 20, "restart")
+        wait_ended(tasks.effect.delay("a").id)
+    assert effects() == {"a": 1}
+
+
 def _is_supervisor(pid: int, worker: Worker) -> bool:
     """The grandchild: its parent is the watchdog, not the worker's main process."""
     with open(f"/proc/{pid}/stat") as stat:
