@@ -86,7 +86,7 @@ retried = JobSignal("retried")
 failed = JobSignal("failed")
 
 #: The job ended ``cancelled``: by its body, by hand, by remote control, or because it expired.
-#: ``error``: its ``type`` is ``Cancelled``, ``Revoked`` or ``Expired``. ``jobs adopt --cancel`` sends none.
+#: ``error``: its ``type`` is ``Cancelled``, ``Revoked``, ``Killed`` or ``Expired``. ``jobs adopt --cancel`` sends none.
 cancelled = JobSignal("cancelled")
 
 #: A run ended without a result, and the job waits again. ``action``: ``"snoozed"`` (its body asked for it, or found

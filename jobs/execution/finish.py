@@ -50,8 +50,6 @@ class Outcome:
     level: int = logging.INFO
     #: What else is logged.
     more: dict[str, Any] = field(default_factory=dict)
-    #: Why, if that is not what the body raised.
-    error: dict[str, Any] | None = None
 
 
 def finish(run: Run, exc: BaseException, lost: bool = False) -> NoReturn:
@@ -65,7 +63,7 @@ def finish(run: Run, exc: BaseException, lost: bool = False) -> NoReturn:
         raise shutdown
     job, error = run.job, entry(run, exc)
     outcome = _lost(job, error) if lost else _meant(run, exc, error)
-    write(run, outcome.write, outcome.error or error)
+    write(run, outcome.write)
     told = outcome.told
     if job.state == State.FAILED and isinstance(told, Ignore | Retry):
         # It reached a limit, or another job has its key: the row says which.
@@ -100,7 +98,7 @@ def _meant(run: Run, exc: BaseException, error: dict[str, Any]) -> Outcome:
         case Retry() if run.planned:
             cause = entry(run, exc.exc) if isinstance(exc.exc, BaseException) else error
             text, more = f"will be retried: {cause['type']}: {cause['message']}", {"retries": run.planned[-1].retries}
-            return Outcome("retried", text, partial(_retry, run, cause), exc, more=more, error=cause)
+            return Outcome("retried", text, partial(_retry, run, cause), exc, more=more)
         case Busy() if exc.wait is not None:
             # The holder wakes the job. The pause, with jitter, is for a holder that died.
             seconds = random.uniform(0.5, 1) * BUSY_PAUSE
@@ -134,8 +132,7 @@ def _meant(run: Run, exc: BaseException, error: dict[str, Any]) -> Outcome:
         return _snoozed(job, error)
     # Also a Retry that was raised by hand, without retry(): Celery would not send it again either.
     final, more = for_celery(exc), {"is_raised": not isinstance(exc, Retry | Reject)}
-    write = partial(transitions.fail, job, error)
-    return Outcome("failed", f"failed: {said}", write, final, logging.ERROR, more, error)
+    return Outcome("failed", f"failed: {said}", partial(transitions.fail, job, error), final, logging.ERROR, more)
 
 
 def _snoozed(job: Job, error: dict[str, Any], seconds: float | None = None) -> Outcome:
@@ -175,13 +172,10 @@ def _retry(run: Run, error: dict[str, Any]) -> bool:
     return done
 
 
-def write(run: Run, transition: Callable[[], bool], error: dict[str, Any] | None = None) -> None:
+def write(run: Run, transition: Callable[[], bool]) -> None:
     """Finish after the rollback, again and again while the database is away.
 
     If the database refuses the values for good, the job ends ``failed``, with the text of the refusal.
-
-    Parameters:
-        error: what the transition writes into the row; None: it writes none.
 
     Raises:
         LostLease: this run is a zombie; another one owns the job.
@@ -200,7 +194,7 @@ def write(run: Run, transition: Callable[[], bool], error: dict[str, Any] | None
             log(logging.ERROR, run.job, f"cannot be finished as it wants: {exc}", "finish_refused")
             return transitions.fail(run.job, entry(run, exc))
         # The first attempt may have been committed, and only its answer got lost.
-        return done or (tries > 1 and error is not None and _was_finished(run, error))
+        return done or (tries > 1 and _was_finished(run))
 
     done = persistently(run, finished)
     if done is None:
@@ -215,15 +209,15 @@ def write(run: Run, transition: Callable[[], bool], error: dict[str, Any] | None
 _FINISHED = columns.named(columns.Part.FINISH)
 
 
-def _was_finished(run: Run, error: dict[str, Any]) -> bool:
-    """Whether the row has this very error; then the job says the same as the row.
+def _was_finished(run: Run) -> bool:
+    """Whether an attempt of this run is what the row says; then the job says the same.
 
     A rescue leaves the lease and the token as they are, and writes an error of its own.
     """
     job = run.job
     own = Job.objects.using(run.using).filter(pk=job.pk, lease=job.lease, token=job.token).exclude(state=State.RUNNING)
     row = own.first()
-    if row is None or (row.own_error or {}).get("at") != error["at"]:
+    if row is None or (row.own_error or {}).get("at") not in job.attempted:
         return False
     for name in _FINISHED:
         setattr(job, name, getattr(row, name))

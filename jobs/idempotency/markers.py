@@ -2,7 +2,7 @@
 
 A marker is a row that is inserted in the transaction of its effects. If two transactions have the same key, the second
 waits until the first commits (then it has nothing to do) or rolls back (then it goes on): the database's own unique
-index decides, at every isolation level. For mails and HTTP calls see ``jobs.effect``; ``jobs.idempotency.locks`` keeps
+index decides, at every isolation level. For mails and HTTP calls see ``jobs.effect``; a lock of ``jobs.lock`` keeps
 a second process from starting.
 """
 

@@ -128,6 +128,7 @@ def note_success(job: Job, result: Any) -> None:
 def _finish(job: Job, **values: Any) -> bool:
     """Race: this run may be a zombie, whose job was given to another. Then no row matches: False."""
     written = _written_with(job, values["error"]) if values["state"] in UNSUCCESSFUL else []
+    job.attempted.append((values.get("error") or {}).get("at"))
 
     def write() -> bool:
         done = owned(job).update(**values) == 1
@@ -332,7 +333,7 @@ def hand_back_claim(using: str, node: uuid.UUID, token: int, begun: uuid.UUID | 
     # Race: one of them ends at this moment.
     done = databases.again_if_moved(using, write, is_one=True)
     # Another job may have taken the key since.
-    return done + sum(hand_back(job, 0) for job in rest.filter(keyed))
+    return done + sum(_wait(job, F("run_at"), is_kept=False, state=State.READY) for job in rest.filter(keyed))
 
 
 # Waiting jobs. Each races with a claim: both check the row's state, and the later one finds it changed

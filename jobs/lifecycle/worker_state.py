@@ -356,7 +356,7 @@ class WorkerState:
         self._pids[slot.index] = 0
 
     def wipe(self) -> None:
-        """Forget all but the node and the queues."""
+        """Forget the processes, the last beat, the stop, and what a person told the worker."""
         self._memory[16:48] = bytes(32)
         self._memory[_PIDS:_HEADER] = bytes(_HEADER - _PIDS)
 

@@ -14,6 +14,7 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.base import ModelState
 from django.db.models.functions import Now
+from django.utils.functional import cached_property
 from django.utils.translation import gettext_lazy as _
 
 from jobs import extensions
@@ -294,6 +295,11 @@ class Job(Completed):
         error = self.error if isinstance(self.error, dict) else {}
         return error if error.get("attempt") == self.lease else None
 
+    @cached_property
+    def attempted(self) -> list[str | None]:
+        """The times of the errors with which this run tried to end; None: it tried to end without one."""
+        return []
+
     def wait(self, timeout: float | None = None) -> Any:
         """Wait until the job is over; returns its result, with the types that its body returned.
 
@@ -359,7 +365,7 @@ class Cancellation(models.Model):
 
     job = models.UUIDField(primary_key=True)
     at = models.DateTimeField(default=Now)
-    #: ``Cancelled`` or ``Revoked``, the type in the job's error.
+    #: ``Cancelled``, ``Revoked`` or ``Killed``, the type in the job's error.
     kind = models.CharField(max_length=32, default="Cancelled")
     reason = models.TextField(default="")
 

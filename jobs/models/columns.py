@@ -1,6 +1,6 @@
 """Which columns of a job's row the parts of the program read and write, and the order of the claim.
 
-A column that only one place writes is not listed (``result``, ``cursor``, ``held``, ``waits_for``, slots).
+A column that is in none of these lists (``result``, ``cursor``, ``held``, ``waits_for``, slots) is written by name.
 """
 
 from __future__ import annotations

@@ -82,6 +82,8 @@ class NodeStep(bootsteps.StartStopStep):
             while not supervisor.wait_until_registered(0.5):
                 # Raises if the worker was told to stop meanwhile.
                 maybe_shutdown()
+                if self._is_alone():
+                    raise WorkerShutdown(EX_FAILURE)
                 if time.monotonic() - complained > PATIENCE:
                     complained = time.monotonic()
                     text = "the worker waits for its database to register itself"
@@ -116,12 +118,17 @@ class NodeStep(bootsteps.StartStopStep):
 
     def _watch(self) -> None:
         """Stop this worker if its supervisor is gone: no process of it would rescue the jobs."""
-        if not supervisor.is_alive():
-            reason = supervisor.last_words() or "it died"
-            logger.critical(
-                "the supervisor is gone, this worker stops: %s", reason, extra=worker_state.about("supervisor_gone")
-            )
+        if self._is_alone():
             os.kill(os.getpid(), signal.SIGTERM)
+
+    def _is_alone(self) -> bool:
+        if supervisor.is_alive():
+            return False
+        reason = supervisor.last_words() or "it died"
+        logger.critical(
+            "the supervisor is gone, this worker stops: %s", reason, extra=worker_state.about("supervisor_gone")
+        )
+        return True
 
 
 class Autoscaler(autoscale.Autoscaler):

@@ -24,7 +24,7 @@ from jobs.lifecycle import transitions, wakeups
 from jobs.lifecycle.display import shown
 from jobs.lifecycle.run import current_run
 from jobs.lifecycle.worker_state import worker_state
-from jobs.models import Job
+from jobs.models import Cancellation, Job
 from jobs.models.values import decoded
 from jobs.store import databases
 from jobs.worker.runner import Runner
@@ -221,6 +221,28 @@ def test_a_settle_whose_answer_is_lost_is_believed_when_the_row_says_so(task, st
     [job] = Job.objects.all()
     assert (job.state, len(job.errors)) == (state, 1)
     assert told == [(state, job.error["type"])]
+
+
+@pytest.mark.database
+@pytest.mark.parametrize("is_asked", [False, True], ids=["handed back", "asked to end"])
+def test_an_end_with_another_error_than_the_bodys_is_believed_too(is_asked):
+    """One that is handed back has none, and one that was asked to end has the note's."""
+    told = []
+    hear = lambda job, **more: told.append(job.state)  # noqa: E731
+    note = lambda job, **more: Cancellation.objects.create(job=job.pk)  # noqa: E731
+    result = tasks.steps_out.delay("a", "requeue")
+    if is_asked:
+        signals.started.connect(note)
+    state = "cancelled" if is_asked else "scheduled"
+    signal = signals.cancelled if is_asked else signals.rescued
+    signal.connect(hear)
+    try:
+        with answer_lost(state):
+            deliver(result)
+    finally:
+        signal.disconnect(hear)
+        signals.started.disconnect(note)
+    assert (Job.objects.get().state, told) == (state, [state])
 
 
 @shared_task(bind=True)

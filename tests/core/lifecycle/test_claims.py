@@ -445,6 +445,14 @@ def test_a_row_that_was_given_back_is_not_renewed(node):
     assert transitions.succeed(again, None, 0.0)
 
 
+@pytest.mark.parametrize("key", [None, "theirs"])
+def test_what_is_given_back_keeps_its_place(node, key):
+    make(age=3), make(age=2, unique_key=key), make(age=1)
+    begun, waiting = claim(2)
+    transitions.hand_back_claim("default", node.pk, begun.token, begun.pk)
+    assert keys(claim()) == [waiting.pk]
+
+
 def test_a_claim_that_a_crash_of_the_database_forgot_is_not_renewed(node):
     """The next claim has the same lease, and another token."""
     make()

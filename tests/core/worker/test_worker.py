@@ -44,6 +44,17 @@ def test_a_main_process_that_hangs_at_its_very_end_ends():
     assert not Node.objects.filter(dead_at=None).exists()
 
 
+def test_a_worker_that_loses_its_supervisor_while_it_starts_ends():
+    """It would wait for ever: nobody is left that could register it."""
+    with Worker(wait=False, DATABASE_URL="postgresql://127.0.0.1:1/away") as worker:
+        # The watchdog, and the supervisor that it started.
+        wait_for(lambda: len(worker.pids()) == 3, 30, "the supervisor")
+        for pid in set(worker.pids()) - {worker.process.pid}:
+            os.kill(pid, signal.SIGKILL)
+        assert worker.process.wait(20) == 1
+    assert "the supervisor is gone, this worker stops" in worker.text()
+
+
 @pytest.mark.slow
 def test_a_worker_refuses_unknown_settings():
     done = start(JOBS_TEST_SETTINGS=json.dumps({"RELAI": 1}))
