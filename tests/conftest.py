@@ -134,6 +134,16 @@ TOGETHER = (
 #: Each takes longer than all else that one process is given.
 CELLS = "tests/acceptance/test_matrix.py"
 
+#: Each takes minutes: one that began last would keep the others waiting.
+LONG = (
+    "tests/celery_suite/",
+    "::test_kills_neither_lose_nor_double_a_tick",
+    "::test_the_core_passes_its_tests_without[all]",
+    "::test_a_dry_run_makes_all_that_is_released",
+    "::test_without_the_lock_it_is_found",
+    "tests/acceptance/test_strangers.py",
+)
+
 
 def group_of(nodeid: str) -> str:
     # Two long cells in a row would take longer than one more RabbitMQ.
@@ -154,10 +164,15 @@ def pytest_xdist_make_scheduler(config, log) -> Grouped | None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(items) -> Iterator[None]:
-    """What takes long begins first: the cells of the matrix, then what stays together."""
+    """What takes long begins first: the cells of the matrix, then what takes minutes, then what stays together."""
     yield
+
+    def rank(item) -> tuple[bool, bool, bool]:
+        is_long = any(each in item.nodeid for each in LONG)
+        return not item.nodeid.startswith(CELLS), not is_long, group_of(item.nodeid) == item.nodeid
+
     # After all others, of which one shuffles.
-    items.sort(key=lambda item: (not item.nodeid.startswith(CELLS), group_of(item.nodeid) == item.nodeid))
+    items.sort(key=rank)
 
 
 def not_installed(what: str) -> NoReturn:
