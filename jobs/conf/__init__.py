@@ -79,11 +79,6 @@ class Settings:
     #: A job whose body snoozed this often ends ``failed``: it waits for something that never comes.
     MAX_SNOOZES: int = 10_000
 
-    #: Seconds before each further attempt of a job that failed for a reason that may pass: a network, a mail server, a
-    #: service or another database was away. It holds for tasks without own options for retries (``autoretry_for``,
-    #: ``max_retries``, ...). Each pause varies by a quarter; all together are about a day. None: one attempt.
-    RETRY: Sequence[float] | None = (10, 30, 60, 120, 300, 600, 1200, 2400, 4800, 10_800, 21_600, 43_200)
-
     #: Jobs that ended ``succeeded`` or ``cancelled`` are deleted after this time; None keeps them. With
     #: ``HISTORY_BY_DAY``, if this is three days or more, all jobs of a day are deleted together, up to a day later.
     RETENTION: float | None = 7 * 86400.0
@@ -172,9 +167,6 @@ def _problems_of(name: str, kind: Any, value: Any) -> Iterator[str]:
         is_text = isinstance(rule, str) and isinstance(value, str)
         if not (re.fullmatch(rule, value, re.DOTALL) if is_text else callable(rule) and rule(value)):
             yield f" must be {says.format(value)}."
-    elif name == "RETRY":
-        if not isinstance(value, list | tuple) or not all(map(_is_above_0, value)):
-            yield f" must be a list of times above 0 (in seconds, or timedeltas), or None, not {value!r}."
     elif kind == Sequence[str]:
         is_list = isinstance(value, list | tuple | set | frozenset)
         if isinstance(value, str):

@@ -19,12 +19,12 @@ from celery.result import ResultBase
 from celery.utils.serialization import ensure_serializable
 from django.db import Error, InterfaceError, OperationalError, transaction
 
+from jobs import extensions
 from jobs.calling import outbox
 from jobs.conf import conf
 from jobs.conf.celery_releases import was_told_to_end
 from jobs.conf.logs import log
 from jobs.errors import Busy, Cancel, LostLease, NotSettled, Snooze, for_celery
-from jobs.execution import backoff
 from jobs.lifecycle import transitions
 from jobs.lifecycle.run import NotHere, Run, Suspended, persistently
 from jobs.models import Job, State, columns
@@ -123,16 +123,21 @@ def _meant(run: Run, exc: BaseException, error: dict[str, Any]) -> Outcome:
             # ``retry()`` could not make its call.
             error = entry(run, reason)
     said = f"{error['type']}: {error['message']}"
-    if (pause := backoff.pause(run, exc)) is not None:
-        write = partial(transitions.retry, job, transitions.now_plus(pause), error, {})
-        text, more = f"will be retried in {pause:.0f} s: {said}", {"retries": job.retries + 1}
-        return Outcome("retried", text, write, Retry(exc=exc, when=round(pause)), more=more)
+    if (seconds := extensions.instead(pause)(run, exc)) is not None:
+        write = partial(transitions.retry, job, transitions.now_plus(seconds), error, {})
+        text, more = f"will be retried in {seconds:.0f} s: {said}", {"retries": job.retries + 1}
+        return Outcome("retried", text, write, Retry(exc=exc, when=round(seconds)), more=more)
     if run.is_atomic and databases.is_full(exc):
         # A person will make room: this is not the body's failure, even if its retries are used up.
         return _snoozed(job, error)
     # Also a Retry that was raised by hand, without retry(): Celery would not send it again either.
     final, more = for_celery(exc), {"is_raised": not isinstance(exc, Retry | Reject)}
     return Outcome("failed", f"failed: {said}", partial(transitions.fail, job, error), final, logging.ERROR, more)
+
+
+def pause(run: Run, exc: BaseException) -> float | None:
+    """Seconds until a job whose task does not retry it is tried again; None: it has failed for good."""
+    return None
 
 
 def _snoozed(job: Job, error: dict[str, Any], seconds: float | None = None) -> Outcome:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-
 import celery
 import pytest
 from celery import Celery, current_app
@@ -245,11 +243,9 @@ def test_an_option_of_a_queue_that_no_extension_reads_is_refused(settings, monke
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"RETRYS": None}, "JOBS has no key 'RETRYS': did you mean `RETRY`?"),
+        ({"BATCHES": None}, "JOBS has no key 'BATCHES': did you mean `BATCH`?"),
         ({"retention": 5}, "JOBS has no key 'retention': did you mean `RETENTION`?"),
         ({"COLOUR": "blue"}, "JOBS has no key 'COLOUR'."),
-        ({"RETRY": 12}, "JOBS['RETRY'] must be a list of times above 0"),
-        ({"RETRY": [1, -1]}, "JOBS['RETRY'] must be a list of times above 0"),
         ({"TASK_OPTIONS": "tenant"}, "JOBS['TASK_OPTIONS'] must be a list, not a string."),
     ],
 )
@@ -257,11 +253,6 @@ def test_a_setting_that_nobody_knows_or_that_cannot_work_names_the_cure(settings
     settings.JOBS = given
     [problem] = problems()
     assert problem.startswith(text)
-
-
-def test_a_list_of_times_may_be_one_of_timedeltas(settings):
-    settings.JOBS = {"RETRY": [5, datetime.timedelta(minutes=1)]}
-    assert conf().RETRY == [5, 60.0]
 
 
 def test_a_check_that_was_silenced_is_silent(settings):

@@ -1,7 +1,7 @@
 """The core's own tests where extensions are gone: ``python -m tests.house --without NAME`` (or ``all``).
 
-In a copy of the repository their folders are really moved away, and so are their tests. What a test of the core needs
-of an extension belongs to the extension's tests.
+In a copy of the repository their folders are really moved away, and so are the tests of all extensions. What a test of
+the core needs of an extension belongs to the extension's tests.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ def run(name: str, tests: Sequence[str] = ("tests/core",), **options: object) ->
         shutil.copytree(ROOT, copy, ignore=SKIPPED)
         for each, folder in gone.items():
             shutil.move(copy / folder, Path(directory, each))
-            shutil.rmtree(copy / "tests" / "contrib" / each, ignore_errors=True)
+        for folder in (copy / "tests" / "contrib").glob("*/"):
+            # A worker would import their tasks, and some have options of extensions that are gone.
+            if not any(f"/{folder.name}/" in each for each in tests):
+                shutil.rmtree(folder)
         env = {
             **os.environ,
             "DJANGO_SETTINGS_MODULE": "tests.helpers.bare",

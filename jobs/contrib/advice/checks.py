@@ -230,7 +230,7 @@ def twice(app: Any) -> Iterator[CheckMessage]:
 def _retry_horizon(task: Any) -> float:
     """Seconds until a task that always fails is given up, as far as its options tell."""
     if not says_how_to_retry(task):
-        return float(1.25 * sum(conf().RETRY or ()))
+        return float(1.25 * sum(getattr(conf(), "RETRY", None) or ()))
     if task.max_retries is None:
         return float("inf")
     pause = task.default_retry_delay

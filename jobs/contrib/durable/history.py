@@ -29,7 +29,7 @@ from django.db.models.functions import Concat, Now
 from django.db.transaction import TransactionManagementError
 from django.utils.translation import gettext
 
-from jobs import extensions, store
+from jobs import store
 from jobs.calling.options import says_how_to_retry
 from jobs.conf import conf, is_ours
 from jobs.conf.logs import log
@@ -37,8 +37,9 @@ from jobs.conf.syncpoints import reach
 from jobs.contrib.durable import signals
 from jobs.contrib.durable.models import Step
 from jobs.contrib.durable.store import Gone, steps, take, write_done
+from jobs.contrib.passing.backoff import may_pass, of_the_table
 from jobs.errors import Busy, Cancel, EffectParked, LostLease, NotSettled
-from jobs.execution import backoff, finish
+from jobs.execution import finish
 from jobs.execution.pipeline import RERUNS
 from jobs.lifecycle import transitions
 from jobs.lifecycle.endings import exception_of, instead_of
@@ -487,7 +488,7 @@ class History:
         if isinstance(exc, (EffectParked, *task.throws)):
             return None
         if retries is None and not says_how_to_retry(task):
-            return backoff.of_the_table(failures) if extensions.instead(backoff.may_pass)(exc) else None
+            return of_the_table(failures) if may_pass(exc) else None
         if retries is None:
             wanted, unwanted = (tuple(getattr(task, f"{no}autoretry_for", ())) for no in ("", "dont_"))
             if not isinstance(exc, wanted) or isinstance(exc, unwanted):
@@ -501,7 +502,7 @@ class History:
         if says_how_to_retry(task) or not (table := conf().RETRY):
             pause = getattr(task, "retry_kwargs", {}).get("countdown")
             return float((task.default_retry_delay if pause is None else pause) or 0)
-        return backoff.of_the_table(min(failures, len(table) - 1))
+        return of_the_table(min(failures, len(table) - 1))
 
     # Children
 

@@ -4,4 +4,4 @@ from jobs.doors import Extension
 
 
 class Passing(Extension):
-    instead = {"jobs.execution.backoff.may_pass": "jobs.contrib.passing.passing.may_pass"}
+    instead = {"jobs.execution.finish.pause": "jobs.contrib.passing.backoff.pause"}

@@ -22,8 +22,9 @@ from django.utils import timezone
 
 from jobs import Task
 from jobs import signals as job_signals
-from jobs.conf import Settings
+from jobs.conf import conf, problems
 from jobs.contrib.passing.passing import may_pass
+from jobs.contrib.passing.settings import Settings
 from jobs.models import Job
 from tests.helpers import driver
 from tests.helpers.harness import deliver
@@ -291,3 +292,15 @@ def test_a_query_that_the_body_left_behind_is_its_own_failure():
     gone = OperationalError("consuming input failed: server closed the connection unexpectedly")
     gone.__cause__ = exc.__cause__
     assert may_pass(gone)
+
+
+@pytest.mark.parametrize("given", [12, "12", [1, -1], [True], [1e12]])
+def test_what_is_no_list_of_times_is_refused(settings, given):
+    settings.JOBS = {"RETRY": given}
+    [problem] = problems()
+    assert problem.startswith("JOBS['RETRY'] must be a list of times above 0")
+
+
+def test_a_list_of_times_may_be_one_of_timedeltas(settings):
+    settings.JOBS = {"RETRY": [5, datetime.timedelta(minutes=1)]}
+    assert conf().RETRY == [5, 60.0]

@@ -168,7 +168,7 @@ def read(path: Path, known: Known) -> Iterator[Finding]:
         yield Finding(f"{name}:{method.lineno}", NEEDLESS, f"{method.name}() {WAITS}", "Remove it: calls are rows.")
     for line in bodies.lengths(tree, known.queues) if b"llen" in text or b"queue_declare" in text else ():
         yield Finding(f"{name}:{line}", DIFFERS, *LENGTH)
-    if b"AsyncResult" in text and not problems() and conf().RETRY is not None:
+    if b"AsyncResult" in text and not problems() and getattr(conf(), "RETRY", None) is not None:
         yield from (Finding(f"{name}:{line}", DIFFERS, *WAITED_FOR) for line in bodies.results(tree))
     values = Values({model.__name__ for model in apps.get_models()})
     values.visit(tree)

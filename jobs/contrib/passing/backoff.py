@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import random
 
-from jobs import extensions
 from jobs.calling.options import says_how_to_retry
 from jobs.conf import conf
+from jobs.contrib.passing.passing import may_pass
 from jobs.lifecycle.run import Run
 
 
@@ -19,7 +19,7 @@ def pause(run: Run, exc: BaseException) -> float | None:
         return None
     if run.retries_itself or says_how_to_retry(run.task):
         return None
-    return of_the_table(run.job.retries) if extensions.instead(may_pass)(exc) else None
+    return of_the_table(run.job.retries) if may_pass(exc) else None
 
 
 def of_the_table(failures: int) -> float | None:
@@ -27,8 +27,3 @@ def of_the_table(failures: int) -> float | None:
     table = conf().RETRY or ()
     # Jobs that failed together do not come back together.
     return random.uniform(0.75, 1.25) * table[failures] if failures < len(table) else None
-
-
-def may_pass(exc: BaseException) -> bool:
-    """Whether another attempt may succeed. An extension knows what networks, servers and databases raise."""
-    return False
