@@ -325,7 +325,6 @@ class PostgreSQL(base.Store):
     # A run
 
     def prepare_body(self) -> None:
-        spare_savepoints(self.connection)
         if self.connection.in_atomic_block:
             count_begins(self.connection)
 
@@ -464,42 +463,3 @@ def count_begins(connection: Any) -> None:
 def has_ended(connection: Any) -> bool:
     begun = getattr(connection.connection, "_jobs_begun", 0)
     return bool(begun > 1 or (begun == 1 and not has_begun(connection)))
-
-
-def spare_savepoints(connection: Any) -> None:
-    """Do not send a savepoint at the very start of a transaction: rolling back to it rolls back the transaction.
-
-    A body often has ``with transaction.atomic():`` around it. The run has its transaction already, so this would be a
-    savepoint, and cost two round trips. The three hooks are methods that Django's database backends override.
-    """
-    if hasattr(connection, "_jobs_spared"):
-        return
-    spared = connection._jobs_spared = set()
-    save, roll_back, release = connection._savepoint, connection._savepoint_rollback, connection._savepoint_commit
-
-    def savepoint(sid: str) -> None:
-        if has_begun(connection):
-            # Django may restart its count, and reuse the id of a savepoint that was never released.
-            spared.discard(sid)
-            save(sid)
-        else:
-            spared.add(sid)
-
-    def savepoint_rollback(sid: str) -> None:
-        if sid in spared:
-            was_ended = has_ended(connection)
-            connection._rollback()
-            if not was_ended:
-                count_begins(connection)
-        else:
-            roll_back(sid)
-
-    def savepoint_commit(sid: str) -> None:
-        if sid in spared:
-            spared.discard(sid)
-        else:
-            release(sid)
-
-    connection._savepoint = savepoint
-    connection._savepoint_rollback = savepoint_rollback
-    connection._savepoint_commit = savepoint_commit

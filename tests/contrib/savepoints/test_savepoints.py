@@ -6,8 +6,8 @@ import pytest
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
+from jobs.contrib.savepoints.store import spare_savepoints
 from jobs.models import Node
-from jobs.store.postgresql import spare_savepoints
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 
