@@ -89,7 +89,7 @@ def signals() -> list[str]:
 
 
 def checks() -> list[str]:
-    from jobs.checks import TEXTS
+    from jobs.contrib.checks.system import TEXTS
 
     def filled(text: str) -> str:
         """With the names of what is filled in."""

@@ -8,7 +8,7 @@ class JobsConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from jobs import checks, extensions, store, tasks  # noqa: F401  (registers the system checks, and our own tasks)
+        from jobs import extensions, store, tasks  # noqa: F401  (registers our own tasks)
         from jobs.worker import bootsteps  # noqa: F401  (listens to Celery's workers)
 
         store.install()

@@ -112,6 +112,9 @@ class Extension:
 
     # The worker: beside each one there is a supervisor, a process with threads
 
+    def starting(self, worker: Any) -> None:
+        """A worker is about to start, and has not forked. What this raises keeps it from starting."""
+
     #: Makes an executor of other jobs for each process (``worker/executors.py``), before the worker forks; or None.
     executor: Callable[[Any], Any]
 

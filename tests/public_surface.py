@@ -39,7 +39,7 @@ def surface() -> dict[str, set[str]]:
     """By kind, such as ``setting``: the names."""
     import pytest_jobs
     from jobs import conf, extensions, models, signals, testing, urls
-    from jobs.checks import TEXTS
+    from jobs.contrib.checks.system import TEXTS
     from jobs.management.commands.jobs import Command
 
     docs = runpy.run_path(str(ROOT / "docs" / "generate.py"))

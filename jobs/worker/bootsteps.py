@@ -16,10 +16,9 @@ from celery.exceptions import WorkerShutdown
 from celery.platforms import EX_FAILURE
 from celery.worker import autoscale, control
 from celery.worker.state import maybe_shutdown
-from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
-from jobs import checks, extensions, store
+from jobs import extensions, store
 from jobs.conf import conf, is_ours
 from jobs.conf.logs import logger
 from jobs.lifecycle.claims import Claimer
@@ -39,13 +38,8 @@ class NodeStep(bootsteps.StartStopStep):
     """Registers this worker as a node, before its pool starts."""
 
     def create(self, parent: Any) -> None:
-        found = checks.for_worker(parent)
-        errors = [message for message in found if message.is_serious()]
-        for message in found:
-            logger.log(message.level, str(message), extra={"action": "check", "check": message.id})
-        if errors:
-            texts = (f"({message.id}) {message.msg} {message.hint or ''}" for message in errors)
-            raise ImproperlyConfigured("; ".join(texts))
+        for starting in extensions.through("starting"):
+            starting(parent)
         _keep_connections(parent.app)
         databases.watch_links()
         for name, command in extensions.merged("controls").items():

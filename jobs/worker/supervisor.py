@@ -24,7 +24,7 @@ from django.db import DataError, Error
 from django.db.models.functions import Coalesce, Now
 from django.utils.module_loading import import_string
 
-from jobs import __version__, checks, doors, extensions, store
+from jobs import __version__, doors, extensions, store
 from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.lifecycle.worker_state import BODY, IDLE, Occupied, dead, is_alive, worker_state
@@ -332,7 +332,6 @@ class Supervisor:
         watch = rescue.Rescue(SideDatabase(is_apart=False), lambda: worker_state.node)
         next_watch = 0.0
         self._admitted.wait()
-        self._take_turn(self._check)
         while not self._stopping.is_set():
             self._fell.clear()
             self._take_turn(self._do_wanted)
@@ -351,12 +350,6 @@ class Supervisor:
         """Find out whether a database has lost this node's row: the next beat writes it again."""
         own = Node.objects.filter(pk=worker_state.node)
         self._is_unknown = databases.everywhere(lambda alias: not own.using(alias).exists()) > 0
-
-    def _check(self) -> None:
-        """The checks that query the databases. The worker's main process makes no query before it has forked."""
-        for message in checks.ask_databases(databases=conf().DATABASES):
-            if not message.is_silenced():
-                logger.log(message.level, str(message), extra=worker_state.about("check", check=message.id))
 
     def _do_wanted(self) -> None:
         while not self._wanted.empty():

@@ -5,7 +5,8 @@ import pytest
 from celery import Celery
 from django.db import transaction
 
-from jobs import Task, checks
+from jobs import Task
+from jobs.contrib.checks import system as checks
 from jobs.models import Job
 
 pytestmark = pytest.mark.django_db(transaction=True)

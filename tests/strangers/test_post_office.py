@@ -6,7 +6,7 @@ from django.db import transaction
 from post_office import mail
 from post_office.models import Email
 
-from jobs import checks
+from jobs.contrib.checks import system as checks
 from jobs.models import Job
 from tests.helpers.harness import Worker, wait_ended
 

@@ -17,7 +17,9 @@ from kombu.utils.url import maybe_sanitize_url
 
 from jobs import store
 from jobs.calling.options import says_how_to_retry
-from jobs.checks import (
+from jobs.conf import conf, did_you_mean, is_stock, task_option_names
+from jobs.conf import own_tasks as jobs_own
+from jobs.contrib.checks.system import (
     OF_APP,
     OF_SETTINGS,
     OF_TASKS,
@@ -28,8 +30,6 @@ from jobs.checks import (
     pool_of,
     say,
 )
-from jobs.conf import conf, did_you_mean, is_stock, task_option_names
-from jobs.conf import own_tasks as jobs_own
 from jobs.models import Job, tables
 
 add_texts("""

@@ -30,9 +30,9 @@ from django.db import DataError, InterfaceError, InternalError, OperationalError
 from django.utils import timezone, translation
 
 from jobs import extensions
-from jobs.checks import OF_DJANGO
 from jobs.conf import celery_app, import_tasks
 from jobs.conf.logs import CONTROLS, visible
+from jobs.contrib.checks.system import OF_DJANGO
 from jobs.contrib.console.tables import fit, table
 from jobs.store import databases
 

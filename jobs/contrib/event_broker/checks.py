@@ -5,8 +5,8 @@ from typing import Any
 
 from django.core.checks import CheckMessage
 
-from jobs.checks import OF_APP, add_texts, say
 from jobs.conf import conf
+from jobs.contrib.checks.system import OF_APP, add_texts, say
 
 add_texts("""
 E020 JOBS['EVENT_BROKER'] is set, and JOBS['SERVICE'] is not: others know the events, and the queue, by that name.

@@ -8,7 +8,7 @@ from typing import Any
 from django.apps import apps
 from django.core.checks import CheckMessage
 
-from jobs.checks import OF_TASKS, add_texts, say
+from jobs.contrib.checks.system import OF_TASKS, add_texts, say
 
 add_texts("""
 W025 Workers do not import these modules, so their handlers get no event: {modules}.

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from django.core.checks import CheckMessage
 
-from jobs.checks import OF_DATABASE, add_texts, say
+from jobs.contrib.checks.system import OF_DATABASE, add_texts, say
 from jobs.contrib.history import store
 from jobs.store import of
 

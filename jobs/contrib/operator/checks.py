@@ -8,8 +8,8 @@ from typing import Any
 import celery
 from django.core.checks import CheckMessage
 
-from jobs.checks import OF_APP, OF_TASKS, add_texts, say
 from jobs.conf import celery_settings, conf, problems, task_options
+from jobs.contrib.checks.system import OF_APP, OF_TASKS, add_texts, say
 
 add_texts("""
 W019 These settings mean nothing for jobs, only for tasks that are none: {names}. A free process claims a job's row, and

@@ -16,8 +16,8 @@ from django.db.migrations.executor import MigrationExecutor
 from django.utils import timezone
 
 from jobs import extensions, store
-from jobs.checks import driver
 from jobs.conf import celery_app, conf, import_tasks, own_tasks
+from jobs.contrib.checks.system import driver
 from jobs.contrib.console.base import PROVE, JobsCommand, option, subcommand
 from jobs.contrib.inspection.counts import paused, worker_command
 from jobs.contrib.inspection.times import duration

@@ -7,8 +7,8 @@ from typing import Any
 
 from django.core.checks import CheckMessage
 
-from jobs.checks import OF_APP, add_texts, say
 from jobs.conf import conf, did_you_mean
+from jobs.contrib.checks.system import OF_APP, add_texts, say
 
 add_texts("""
 E022 JOBS['APPS'] names {name!r}, and its tasks inherit from Celery's class: app.Task was asked for before jobs was

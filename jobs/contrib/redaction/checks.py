@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from django.core.checks import CheckMessage
 from django.utils.module_loading import import_string
 
-from jobs.checks import OF_SETTINGS, add_texts, say
 from jobs.conf import conf
+from jobs.contrib.checks.system import OF_SETTINGS, add_texts, say
 
 add_texts("""
 E013 JOBS['REDACT'] cannot be imported: {exc}

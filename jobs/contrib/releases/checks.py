@@ -11,7 +11,7 @@ from django.core.checks import CheckMessage
 from django.db import connections
 
 from jobs import store
-from jobs.checks import OF_DATABASE, OF_WORKER, add_texts, say
+from jobs.contrib.checks.system import OF_DATABASE, OF_WORKER, add_texts, say
 from jobs.contrib.releases import private_names
 from jobs.store.postgresql import PostgreSQL
 

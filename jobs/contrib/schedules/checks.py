@@ -5,7 +5,7 @@ from typing import Any
 
 from django.core.checks import CheckMessage
 
-from jobs.checks import OF_APP, OF_TASKS, add_texts, say
+from jobs.contrib.checks.system import OF_APP, OF_TASKS, add_texts, say
 
 add_texts("""
 W023 These entries of the schedule are left out, and nothing runs for them: {entries}.

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from django.core.checks import CheckMessage
 
 from jobs import store
-from jobs.checks import OF_DATABASE, add_texts, say
+from jobs.contrib.checks.system import OF_DATABASE, add_texts, say
 from jobs.contrib.sessions.store import WithSessions
 from jobs.maintenance.zombies import CURE
 

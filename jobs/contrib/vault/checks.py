@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from django.core.checks import CheckMessage
 
-from jobs.checks import OF_SETTINGS, add_texts, say
 from jobs.conf import conf, problems
+from jobs.contrib.checks.system import OF_SETTINGS, add_texts, say
 from jobs.contrib.vault.tokens import encrypt
 
 add_texts("""

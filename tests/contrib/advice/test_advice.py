@@ -10,9 +10,10 @@ from celery import Celery
 from django.core.checks import run_checks
 from django.db import connections
 
-from jobs import checks, store
 from jobs import conf as project
+from jobs import store
 from jobs.conf import conf, problems
+from jobs.contrib.checks import system as checks
 from tests.helpers.checked import Router, app, body, ids, worker
 
 pytestmark = pytest.mark.usefixtures("only_their_own_tasks")

@@ -19,9 +19,9 @@ from django.core.management.base import SystemCheckError
 from django.db import InterfaceError, InternalError, OperationalError
 from django.utils import timezone
 
-from jobs import checks
 from jobs import conf as project
 from jobs.conf import conf
+from jobs.contrib.checks import system as checks
 from jobs.contrib.console.base import WISHES
 from jobs.lifecycle import transitions
 from jobs.lifecycle.transitions import NEVER

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs import checks
+from jobs.contrib.checks import system as checks
 from tests.helpers.checked import app, ids
 
 

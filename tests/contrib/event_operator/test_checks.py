@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from django.apps import apps
 
-from jobs import checks
+from jobs.contrib.checks import system as checks
 from tests.helpers.checked import app, ids
 
 

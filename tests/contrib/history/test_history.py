@@ -11,7 +11,8 @@ import pytest
 from celery import current_app
 from django.db import IntegrityError, connection, transaction
 
-from jobs import checks, store
+from jobs import store
+from jobs.contrib.checks import system as checks
 from jobs.contrib.history import days
 from jobs.contrib.history import store as partitions
 from jobs.contrib.limits import claims as limited

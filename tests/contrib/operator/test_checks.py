@@ -10,8 +10,8 @@ import pytest
 from celery import Celery
 from celery.contrib.django.task import DjangoTask
 
-from jobs import checks
 from jobs.conf import celery_settings
+from jobs.contrib.checks import system as checks
 from jobs.task import Task
 from tests.helpers.checked import Plain, app, body, ids, worker
 

@@ -14,9 +14,9 @@ from django.contrib.admin.models import LogEntry
 from django.core.management import call_command
 from django.urls import reverse
 
-from jobs import checks
 from jobs.conf import problems
 from jobs.contrib.celery_events import pipe
+from jobs.contrib.checks import system as checks
 from jobs.lifecycle.display import shown
 from jobs.lifecycle.run import Run
 from jobs.lifecycle.worker_state import worker_state

@@ -8,7 +8,7 @@ import re
 import pytest
 from django.db import connections
 
-from jobs import checks
+from jobs.contrib.checks import system as checks
 from jobs.contrib.releases import checks as releases
 from jobs.contrib.releases import private_names
 from tests.helpers.checked import ids, worker

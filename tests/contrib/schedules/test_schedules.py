@@ -26,7 +26,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from jobs import checks
+from jobs.contrib.checks import system as checks
 from jobs.contrib.operator import problems, status
 from jobs.contrib.schedules import entries, operations
 from jobs.contrib.schedules import rows as schedules

@@ -10,7 +10,7 @@ import pytest
 from django.db import connection, connections
 from django.db.models.functions import Now
 
-from jobs import checks
+from jobs.contrib.checks import system as checks
 from jobs.maintenance import zombies
 from jobs.maintenance.zombies import end_backends
 from jobs.models import Job

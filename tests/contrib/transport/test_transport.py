@@ -18,7 +18,7 @@ from django.conf import settings
 from django.db import OperationalError, connection
 from kombu import Connection, Exchange, Queue
 
-from jobs import checks
+from jobs.contrib.checks import system as checks
 from jobs.contrib.transport import store
 from jobs.contrib.transport.transport import BUSY_POLL, IDLE_POLL
 from jobs.models import Node

@@ -1,9 +1,8 @@
-"""What a worker checks before it starts, and what its log lines say."""
+"""How a worker starts and stops, and what its log lines say."""
 
 from __future__ import annotations
 
 import contextlib
-import datetime
 import json
 import logging
 import os
@@ -14,8 +13,6 @@ from pathlib import Path
 
 import pytest
 from django.conf import settings
-from django.core.checks import run_checks
-from django.db import connection
 
 from jobs.conf import syncpoints
 from jobs.conf.logs import log
@@ -28,11 +25,6 @@ from tests.helpers.servers import accepts, wait_for
 from tests.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-def start(*options: str, **env: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "celery", "-A", "shop", "worker", "-l", "INFO", "-c", "1", *options]
-    return subprocess.run(command, cwd=ROOT, env=environment(**env), capture_output=True, text=True, timeout=60)
 
 
 @pytest.mark.slow
@@ -66,49 +58,6 @@ def test_a_worker_that_loses_its_supervisor_while_it_starts_ends():
         os.kill(supervisor, signal.SIGKILL)
         assert worker.process.wait(20) == 1
     assert "the supervisor is gone, this worker stops" in worker.text()
-
-
-@pytest.mark.slow
-def test_a_worker_refuses_unknown_settings():
-    done = start(JOBS_TEST_SETTINGS=json.dumps({"RELAI": 1}))
-    assert done.returncode != 0
-    assert "jobs.E001" in done.stdout + done.stderr
-    assert "RELAI" in done.stdout + done.stderr
-
-
-@pytest.mark.skipif(connection.vendor != "sqlite", reason="SQLite's own")
-def test_a_worker_refuses_sqlite_without_immediate_transactions(settings):
-    database = settings.DATABASES["default"]
-    options = database["OPTIONS"]
-    settings.DATABASES = {"default": {**database, "OPTIONS": {**options, "transaction_mode": "DEFERRED"}}}
-    assert "jobs.E002" in {message.id for message in run_checks()}
-    settings.DATABASES = {"default": database}
-    assert "jobs.E002" not in {message.id for message in run_checks()}
-
-
-@pytest.mark.parametrize(
-    ("given", "text"),
-    [
-        ({"HEARTBEAT": 10, "DEAD_AFTER": 12}, "three times"),
-        ({"HEARTBEAT": "3"}, "number"),
-        ({"BATCH": 1.5}, "whole number"),
-        ({"POLL_INTERVAL": -1}, "above 0"),
-        ({"RETENTION": float("inf")}, "above 0, and below"),
-        ({"RETENTION": datetime.timedelta.max}, "above 0, and below"),
-        ({"BATCH": 2**63}, "above 0, and below"),
-        ({"EXCLUDE": None}, "a list of texts"),
-        ({"TASK_OPTIONS": [None]}, "a list of texts, and not of NoneType"),
-        ({"RETENTION": "7 days"}, "number"),
-        ({"DATABASES": "default"}, "list"),
-        ({"DATABASES": ["nowhere"]}, "nowhere"),
-        ({"DATABASES": []}, "at least one"),
-        ({"VERSION": "4" * 40}, "at most 32"),
-    ],
-)
-def test_an_unusable_setting_is_an_error_that_names_the_cure(settings, given, text):
-    settings.JOBS = given
-    [message] = [message for message in run_checks() if message.id == "jobs.E001"]
-    assert text in message.msg
 
 
 def test_log_lines_carry_job_task_and_node_as_fields(caplog):

@@ -14,9 +14,9 @@ from django.apps import apps
 from django.core.management.base import CommandError
 from kombu.common import Broadcast
 
-from jobs import checks
 from jobs.calling.options import check_call, check_declaration
 from jobs.conf import conf, problems, task_options
+from jobs.contrib.checks import system as checks
 from jobs.contrib.console.base import PROVE, JobsCommand, option, project_app, reported, subcommand
 from jobs.contrib.operator import checks as project
 from jobs.contrib.operator.project import source

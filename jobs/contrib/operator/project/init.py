@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from django.conf import settings
 from django.core.management.base import CommandError
 
-from jobs import checks
 from jobs.conf import celery_app, conf
+from jobs.contrib.checks import system as checks
 from jobs.contrib.console.base import JobsCommand, option, subcommand
 from jobs.contrib.operator.project.inherited import Family
 from jobs.contrib.operator.project.source import last_name

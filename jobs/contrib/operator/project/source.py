@@ -14,9 +14,9 @@ from django.apps import apps
 from django.conf import settings
 
 import jobs
-from jobs import checks
 from jobs.calling.options import OF_A_CALL, check_call
 from jobs.conf import conf, problems
+from jobs.contrib.checks import system as checks
 from jobs.contrib.operator.project import bodies
 from jobs.contrib.operator.project.bodies import last as last_name
 from jobs.models.values import parse_uuid

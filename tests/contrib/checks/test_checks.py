@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from threading import Event
+
 import celery
 import pytest
 from celery import Celery, current_app
 from django.core.checks import run_checks
 from django.db import connection, connections
 
-from jobs import checks, extensions, store
 from jobs import conf as project
-from jobs.conf import celery_settings, conf, problems
+from jobs import extensions, store
+from jobs.conf import celery_settings
+from jobs.contrib.checks import system as checks
+from jobs.contrib.checks.doors import Checks
 from tests.helpers.checked import Router, app, body, ids, worker
+from tests.helpers.harness import ROOT, environment
 
 pytestmark = pytest.mark.usefixtures("only_their_own_tasks")
 
@@ -177,84 +185,6 @@ def test_a_mysql_that_cannot_skip_locked_rows(monkeypatch):
         assert ids(checks.check_worker(worker())) == expected
 
 
-# Options for the tasks of others
-
-
-def test_settings_give_options_to_tasks_by_their_names(settings):
-    settings.JOBS = {
-        "TASKS": {"*": {"max_crashes": 5}, "t.s*": {"atomic": False, "unique": "x"}, "t.sent": {"unique": None}}
-    }
-    own = app()
-    made = {name: own.task(name=name, max_crashes=1)(body) for name in ("t.sent", "t.s", "t.other")}
-    assert [(task.atomic, task.max_crashes, task.unique) for task in made.values()] == [
-        (False, 5, None),
-        (False, 5, "x"),
-        (True, 5, None),
-    ]
-    assert made["t.s"].key_templates.keys() == {"unique"}
-
-
-def test_an_option_from_the_settings_that_cannot_work_says_so_as_if_it_were_declared(settings):
-    settings.JOBS = {"TASKS": {"t.*": {"unique": "k:{nobody}"}}}
-    own = app()
-    own.task(name="t.unique")(body)
-    with pytest.raises((TypeError, ValueError), match="t.unique.*nobody"):
-        own.finalize()
-
-
-@pytest.mark.parametrize(
-    ("given", "text"),
-    [
-        ({"t.*": {"atomc": False}}, "JOBS['TASKS']['t.*'] has no option 'atomc': did you mean `atomic`? The options"),
-        ({"t.*": {"time_limit": 5}}, "has no option 'time_limit'. The options are atomic, max_crashes,"),
-        ({"t.*": "atomic"}, "must be a dict of dicts"),
-        (["t.*"], "must be a dict of dicts"),
-    ],
-)
-def test_options_that_nobody_knows(settings, given, text):
-    settings.JOBS = {"TASKS": given}
-    [problem] = problems()
-    assert text in problem
-    assert ids(checks.for_worker(worker())) == ["jobs.E001"]
-
-
-def test_the_settings_are_checked_once_and_again_when_one_changes(declare, settings):
-    """Not for each task: that took a tenth of a worker's start."""
-    settings.JOBS = {"RETENTION": 60.0}
-    for _ in range(3):
-        declare()
-    assert problems.cache_info().misses == 1
-    settings.DATABASES = {}
-    assert problems() == ["JOBS['DATABASES'] names 'default', which settings.DATABASES does not have."]
-
-
-def test_an_option_of_a_queue_that_no_extension_reads_is_refused(settings, monkeypatch):
-    """Or a limit would hold nothing, and say nothing."""
-    monkeypatch.setattr(extensions, "through", lambda door: ())
-    settings.JOBS = {"QUEUES": {"mail": {"concurrency": 3}}}
-    [problem] = problems()
-    assert problem == (
-        "JOBS['QUEUES']['mail'] has no option 'concurrency'. Nothing that is installed reads one: leave it out."
-    )
-    settings.JOBS = {"QUEUES": {"mail": {}}}
-    assert (problems(), [*conf().QUEUES]) == ([], ["mail"])
-
-
-@pytest.mark.parametrize(
-    ("given", "text"),
-    [
-        ({"BATCHES": None}, "JOBS has no key 'BATCHES': did you mean `BATCH`?"),
-        ({"retention": 5}, "JOBS has no key 'retention': did you mean `RETENTION`?"),
-        ({"COLOUR": "blue"}, "JOBS has no key 'COLOUR'."),
-        ({"TASK_OPTIONS": "tenant"}, "JOBS['TASK_OPTIONS'] must be a list, not a string."),
-    ],
-)
-def test_a_setting_that_nobody_knows_or_that_cannot_work_names_the_cure(settings, given, text):
-    settings.JOBS = given
-    [problem] = problems()
-    assert problem.startswith(text)
-
-
 def test_a_check_that_was_silenced_is_silent(settings):
     settings.SILENCED_SYSTEM_CHECKS = ["jobs.W002"]
     assert checks.for_worker(worker(app(task_always_eager=True))) == []
@@ -275,4 +205,40 @@ def test_a_setting_of_an_app_that_is_not_installed_is_an_error(settings, monkeyp
     assert (message.id, "Add 'a.b' to INSTALLED_APPS" in message.hint) == ("jobs.E021", True)
 
 
-# The book of ids
+# A worker that starts
+
+
+@pytest.mark.slow
+def test_a_worker_refuses_unknown_settings():
+    command = [sys.executable, "-m", "celery", "-A", "shop", "worker", "-l", "INFO", "-c", "1"]
+    env = environment(JOBS_TEST_SETTINGS=json.dumps({"RELAI": 1}))
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    assert "jobs.E001" in done.stdout + done.stderr
+    assert "RELAI" in done.stdout + done.stderr
+
+
+def test_the_supervisor_asks_the_databases_once_and_says_what_is_wrong(monkeypatch, caplog):
+    monkeypatch.setattr(checks, "OF_DATABASE", [lambda alias: [checks.say("W015", check=alias, exc="no")]])
+    [run] = Checks().threads()
+    stopping, asked = Event(), []
+
+    def attempt(step):
+        step()
+        asked.append(step)
+        stopping.set()
+        return True
+
+    run(stopping, attempt)
+    assert len(asked) == 1
+    assert "jobs.W015" in [record.check for record in caplog.records if record.action == "check"]
+
+
+@pytest.mark.skipif(connection.vendor != "sqlite", reason="SQLite's own")
+def test_a_worker_refuses_sqlite_without_immediate_transactions(settings):
+    database = settings.DATABASES["default"]
+    options = database["OPTIONS"]
+    settings.DATABASES = {"default": {**database, "OPTIONS": {**options, "transaction_mode": "DEFERRED"}}}
+    assert "jobs.E002" in {message.id for message in run_checks()}
+    settings.DATABASES = {"default": database}
+    assert "jobs.E002" not in {message.id for message in run_checks()}
