@@ -1,7 +1,8 @@
 """The doors through which a feature extends the core: the methods of :class:`Extension`.
 
 They stand in the order in which a job meets them. Each says when it is called, and in which transaction.
-``jobs/extensions.py`` finds them. A door without a user costs nothing: ``extensions.through()`` gives an empty tuple.
+``jobs/extensions.py`` finds them. What an extension asks other ones is the class ``Doors`` in its ``doors.py``.
+A door without a user costs nothing: ``extensions.through()`` gives an empty tuple.
 """
 
 from __future__ import annotations
@@ -75,10 +76,6 @@ class Extension:
     def deleting(self, jobs: Any, using: str) -> None:
         """Ended jobs (a queryset) are about to be deleted, in that transaction."""
 
-    def disown(self, using: str, is_dry: bool) -> Mapping[str, int]:
-        """Forget what, beside jobs, would run in a copy of a database; or count it by name (``adopt --json``)."""
-        return {}
-
     def find(self, job: Any) -> Any:
         """The task of a claimed job is not registered in this process: import it, or None. It may raise anything."""
 
@@ -140,37 +137,5 @@ class Extension:
     def ticked(self, answers: Mapping[str, Mapping[str, Any]]) -> None:
         """The clock has looked, each second or so: the answers to ``looks`` of each database that could be asked."""
 
-    def idle(self, app: Any, using: str, clock: Any) -> bool:
-        """``run_jobs()`` finds no job: do what threads and ticks would do. True: there may be one now.
-
-        ``clock`` says what time it is there, and is told when something comes due (``testing/inline.py``).
-        """
-        return False
-
     def prune(self, using: str, budget: float) -> Mapping[str, int] | None:
         """Delete what is old, in ``budget`` seconds; one worker does it. Says what and how many (``prune --json``)."""
-
-    # Questions: they change nothing
-
-    def parts(self, page: str, request: Any, about: Any) -> Mapping[str, str]:
-        """Parts of a page of the admin, as HTML that is safe, by their places:
-        ``job``, about a ``View``: ``above`` all, ``reasons``, ``history``, and ``related`` (``<dt>`` and ``<dd>``).
-        ``dashboard``, about what ``status`` found: ``panel``.
-        """
-        return {}
-
-    def waits(self, view: Any) -> Iterable[Any]:
-        """What holds a job back (a ``Reason`` each), so that its time and its turn in the queue do not count."""
-        return ()
-
-    def selects(self) -> Mapping[str, Any]:
-        """More fields that people can select jobs by: a ``selection.Field`` by its name."""
-        return {}
-
-    def other(self, what: Any) -> Any:
-        """Something that is no job but has an id like one, found by its id or its row: a ``view.Other``."""
-        return None
-
-    def reasons(self, view: Any) -> Iterable[Any]:
-        """Why a job is where it is, beside the reasons of its state: each a ``Reason``."""
-        return ()

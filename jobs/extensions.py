@@ -5,6 +5,7 @@ import path is public stands in ``jobs``. These of its files are read, if they a
 
 ``doors.py``
     a subclass of :class:`Extension`: its part in what the core does; read when a task is declared, or later.
+    A class ``Doors``: what this extension itself asks other ones. They have it as they have the core's doors.
 ``__init__.py``
     ``PUBLIC``: names of ``jobs`` and of its packages (``testing.assert_idempotent``), and in which of its modules each
     is. ``PRIVATE``: what it uses of Celery, kombu, billiard and Django that is private.

@@ -1,7 +1,14 @@
-"""It has no part in the core: pages, commands and other extensions use them."""
+"""It has no part in the core: pages, commands and other extensions use them. What they ask other extensions."""
 
-from jobs.doors import Extension
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 
-class Operations(Extension):
-    pass
+class Doors:
+    """What an extension may have for the operations."""
+
+    def selects(self) -> Mapping[str, Any]:
+        """More fields that people can select jobs by: a ``selection.Field`` by its name."""
+        return {}
