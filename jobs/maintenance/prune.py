@@ -1,6 +1,5 @@
 """Delete jobs that ended long ago, in batches: only ended jobs, and no job whose result other jobs may replay."""
 
-import datetime
 import math
 import time
 import uuid
@@ -10,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from django.db import Error, transaction
-from django.db.models import BooleanField, Exists, ExpressionWrapper, Min, OuterRef, Q, QuerySet, TextField
+from django.db.models import BooleanField, Exists, ExpressionWrapper, OuterRef, Q, QuerySet, TextField
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Cast
 
@@ -28,9 +27,6 @@ NODE_RETENTION = 7 * 86400.0  #: Seconds for which a dead node is kept, for peop
 #: Seconds between the starts of two walks through the whole history. In between, prune looks only at jobs that have
 #: become old since: most older jobs are kept for their marker.
 FULL_WALK = 3600.0
-
-#: Seconds after which an old job that is still there is a problem. (After its marker, a job goes with the next walk.)
-LATE = 2 * FULL_WALK
 
 #: How far a walk through history has come: ``finished_at`` as the database writes it, and the id. SQLite compares
 #: moments as texts, and Django would write the same moment as a different text.
@@ -95,11 +91,6 @@ class Prune:
         self._walks[using] = (at, last), began
         return deleted
 
-    def count(self) -> dict[str, int]:
-        """What ``run_once`` would delete; a job that only an expired marker keeps is not counted yet."""
-        jobs = (_unneeded(Job.objects.filter(_over(alias)), alias).count() for alias in conf().DATABASES)
-        return {"jobs": sum(jobs), "markers": sum(markers.expired(alias).count() for alias in conf().DATABASES)}
-
 
 def batch(using: str) -> int:
     """How many rows one statement deletes."""
@@ -124,17 +115,17 @@ def _named(using: str) -> set[uuid.UUID] | None:
 
 def walk(using: str, behind: Position | None, limit: int) -> Any:
     """The next ended jobs, oldest first, with ``place`` and ``is_over``; also jobs that are still to be kept."""
-    rows, ages = Job.objects.using(using), _retentions(using).values()
+    rows, ages = Job.objects.using(using), retentions(using).values()
     rows = rows.filter(finished_at__lt=now_plus(-min(ages))) if ages else rows.none()
     if behind is not None:
         at = RawSQL("%s", [behind[0]])
         rows = rows.filter(Q(finished_at__gt=at) | Q(pk__gt=behind[1]), finished_at__gte=at)
     return rows.order_by("finished_at", "pk").annotate(
-        place=Cast("finished_at", TextField()), is_over=ExpressionWrapper(_over(using), BooleanField())
+        place=Cast("finished_at", TextField()), is_over=ExpressionWrapper(is_over(using), BooleanField())
     )[:limit]
 
 
-def _retentions(using: str) -> dict[tuple[State, ...], float]:
+def retentions(using: str) -> dict[tuple[State, ...], float]:
     """For how many seconds ended jobs are kept; states that are kept for ever are left out."""
     age = conf().RETENTION
     if age is not None and age >= 3 * 86400.0 and store.of(using).is_divided:
@@ -145,11 +136,11 @@ def _retentions(using: str) -> dict[tuple[State, ...], float]:
 
 
 def _old(using: str) -> Q:
-    parts = (Q(state__in=states, finished_at__lt=now_plus(-age)) for states, age in _retentions(using).items())
+    parts = (Q(state__in=states, finished_at__lt=now_plus(-age)) for states, age in retentions(using).items())
     return Q(*parts, pk__in=(), _connector=Q.OR)
 
 
-def _over(using: str) -> Any:
+def is_over(using: str) -> Any:
     """The condition that a job's retention is over, and no marker points at its result.
 
     Extensions are asked only about the few jobs to be deleted: in a walk PostgreSQL would read the whole table.
@@ -162,16 +153,16 @@ def delete_old(keys: Sequence[uuid.UUID], using: str) -> int:
     """Delete the jobs that are old enough. Race with a replay: a row that another transaction has locked is left."""
     with transaction.atomic(using=using):
         old = Job.objects.filter(_old(using), store.of(using).among("pk", keys))
-        return _delete(databases.free(_unneeded(old, using)), using)
+        return _delete(databases.free(unneeded(old, using)), using)
 
 
 def delete(keys: Sequence[uuid.UUID], using: str) -> int:
     """Delete those of the jobs that have ended (a replay may have been faster), and that no extension keeps."""
-    over = _unneeded(Job.objects.filter(store.of(using).among("pk", keys), state__in=ENDED), using)
+    over = unneeded(Job.objects.filter(store.of(using).among("pk", keys), state__in=ENDED), using)
     return databases.again_if_moved(using, lambda: _delete(over.select_for_update(), using))
 
 
-def _unneeded(jobs: QuerySet[Job], using: str) -> QuerySet[Job]:
+def unneeded(jobs: QuerySet[Job], using: str) -> QuerySet[Job]:
     """Those of the jobs, in this database, that no extension keeps."""
     jobs = jobs.using(using)
     for keep, _ in extensions.through("needed"):
@@ -190,19 +181,3 @@ def _delete(locked: QuerySet[Job], using: str) -> int:
     gone = Action.objects.using(using).filter(store.of(using).among("job", ids))
     gone.filter(~Exists(Job.objects.using(using).filter(pk=OuterRef("job"))))._raw_delete(using)
     return deleted
-
-
-def behind(using: str) -> datetime.datetime | None:
-    """The end of the oldest job that should have been deleted :data:`LATE` seconds ago; None: prune keeps up.
-
-    Prune comes last to what ended last. So one batch of those decides, and one batch of the oldest says since when.
-    """
-    jobs, found = Job.objects.using(using), None
-    for order in ("-finished_at", "finished_at") if (ages := _retentions(using).values()) else ():
-        late = jobs.filter(finished_at__lt=now_plus(-min(ages) - LATE)).order_by(order)
-        keys = list(late.values_list("pk", flat=True)[: conf().BATCH])
-        over = _unneeded(jobs.filter(_over(using), store.of(using).among("pk", keys)), using) if keys else jobs.none()
-        if (at := over.aggregate(at=Min("finished_at"))["at"]) is None:
-            break
-        found = at
-    return found

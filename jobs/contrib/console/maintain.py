@@ -13,8 +13,10 @@ from django.core.management.base import CommandError
 
 from jobs.conf import conf
 from jobs.contrib.console.base import DRY_RUN, JobsCommand, option, project_app, subcommand
-from jobs.maintenance.prune import Prune
+from jobs.idempotency import markers
+from jobs.maintenance.prune import Prune, is_over, unneeded
 from jobs.maintenance.rescue import Rescue
+from jobs.models import Job
 from jobs.store import databases, identity
 
 ONCE = option("--once", "do it once, report and end", action="store_true")
@@ -50,11 +52,16 @@ def prune(out: JobsCommand, args: Namespace) -> None:
       manage.py jobs prune --once
       manage.py jobs prune --dry-run
     """
-    pruner = Prune()
     if args.dry_run:
-        _report(out, args, pruner.count(), "would delete ")
+        _report(out, args, to_prune(), "would delete ")
     else:
-        _repeat(out, args, pruner.run_once, conf().PRUNE_INTERVAL)
+        _repeat(out, args, Prune().run_once, conf().PRUNE_INTERVAL)
+
+
+def to_prune() -> dict[str, int]:
+    """What is to be deleted; a job that only an expired marker keeps is not counted yet."""
+    jobs = (unneeded(Job.objects.filter(is_over(alias)), alias).count() for alias in conf().DATABASES)
+    return {"jobs": sum(jobs), "markers": sum(markers.expired(alias).count() for alias in conf().DATABASES)}
 
 
 def _repeat(

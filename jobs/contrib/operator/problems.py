@@ -21,11 +21,10 @@ from jobs.contrib.inspection.counts import at_least, in_line, late_after, worker
 from jobs.contrib.inspection.times import duration
 from jobs.contrib.inspection.view import View
 from jobs.contrib.operations.actions import OPERATIONS
-from jobs.contrib.operator import statistics, status
+from jobs.contrib.operator import statistics, status, unpruned
 from jobs.contrib.operator.problem import ERROR, INFO, SEVERITIES, WARNING, Kind, Link, Problem, ago, by_whom
 from jobs.contrib.operator.statistics import HOUR, MINUTE, MOST, Row
 from jobs.errors import EffectParked
-from jobs.maintenance import prune
 from jobs.models import Job, Node, State
 from jobs.store import databases
 
@@ -425,7 +424,7 @@ def _usual(tasks: Iterable[str]) -> dict[str, float]:
 
 def _unpruned(found: dict[str, Any]) -> Iterator[Problem]:
     for alias in conf().DATABASES if _is_any_alive(found) else ():
-        if (at := prune.behind(alias)) is not None:
+        if (at := unpruned.behind(alias)) is not None:
             says = gettext("prune is behind: the oldest job that should be gone ended %(time)s ago")
             means = gettext(
                 "The oldest worker deletes what is past its retention, two seconds of every three. History grows "
