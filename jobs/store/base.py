@@ -155,17 +155,8 @@ class Store:
         """Whether another database is now in the place of the one that is connected."""
         return False
 
-    def identify(self) -> tuple[Any, ...]:
-        """What distinguishes this database from a copy of it."""
-        settings = self.connection.settings_dict
-        return (settings["HOST"] or "localhost", settings["NAME"])
-
     def complete_schema(self, models: Iterable[Any]) -> None:
         """Make the indexes and constraints that Django leaves out on this database."""
-
-    def reads_committed(self, level: Any) -> bool:
-        """Whether an ``isolation_level`` of the settings is READ COMMITTED; it is None if the settings have none."""
-        return True
 
     # A call
 
@@ -351,7 +342,7 @@ class Store:
     def end_if_idle(self, seconds: float) -> None:
         """Let the server end this transaction, and release its locks, if its process is idle in it for so long."""
 
-    # Markers and guards
+    # Markers, and names
 
     def insert_marker(
         self, key: str, kind: str, fingerprint: str, job: uuid.UUID | None, keep: float | None, wait: float
@@ -366,9 +357,6 @@ class Store:
         values = {"fingerprint": fingerprint, "job": job, "created_at": Now(), "expires_at": expires_at}
         rows = Marker.objects.using(self.using)
         return rows.get_or_create(key=key, kind=kind, defaults=values)[1]
-
-    def lock_writer(self, model: Any) -> None:
-        """Where the database has no row locks: take the write lock of the whole database."""
 
     def lock_names(self, names: Collection[str]) -> None:
         """Lock these names until this transaction ends; wait while another transaction has locked one of them.
@@ -430,12 +418,6 @@ class Store:
         """SQL, and its values: whether a job waits in one of the queues, or (short) was added there a moment ago."""
         names = [name for queue in queues for name in (queue, queue)]
         return " OR ".join([self.ready_sql] * len(queues)) or "1 = 0", names
-
-    # What people see
-
-    def by_index(self, rows: QuerySet[Job], states: Collection[str]) -> QuerySet[Job]:
-        """The jobs of these states, with a condition for which the database uses its index."""
-        return rows
 
     # Sessions of the server
 

@@ -389,12 +389,6 @@ class PostgreSQL(base.Store):
             # After an exception the rollback to the savepoint restores it.
             cursor.execute("SELECT set_config('lock_timeout', %s, true)", [before])
 
-    def reads_committed(self, level: Any) -> bool:
-        from django.db.backends.postgresql.psycopg_any import IsolationLevel
-
-        # The numbers are the driver's.
-        return level is None or int(level) == IsolationLevel.READ_COMMITTED
-
     def end_if_idle(self, seconds: float) -> None:
         if not databases.in_test(self.using):
             self.ask("SELECT set_config('idle_in_transaction_session_timeout', %s, true)", f"{seconds:g}s")

@@ -6,15 +6,15 @@ import datetime
 import json
 import os
 import uuid
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any
 
 from django.db import OperationalError
-from django.db.models import BooleanField, DateTimeField, QuerySet, UUIDField
+from django.db.models import BooleanField, DateTimeField, UUIDField
 
-from jobs.models import UNSUCCESSFUL, Job
+from jobs.models import Job
 from jobs.models.columns import BY_ORDER, Part, named
 from jobs.models.fields import JSONText
 from jobs.store import base, databases, write_mutex
@@ -131,15 +131,3 @@ class SQLite(base.Store):
         self, key: str, kind: str, fingerprint: str, job: uuid.UUID | None, keep: float | None, wait: float
     ) -> bool:
         return bool(self.ask(_MARK, key, kind, fingerprint, job and job.hex, keep))
-
-    def lock_writer(self, model: Any) -> None:
-        mode = self.connection.settings_dict["OPTIONS"].get("transaction_mode") or ""
-        if mode.upper() not in ("IMMEDIATE", "EXCLUSIVE"):
-            # BEGIN did not take the write lock; an UPDATE that changes nothing does.
-            name, key = map(self.connection.ops.quote_name, (model._meta.db_table, model._meta.pk.column))
-            with self.connection.cursor() as cursor:
-                cursor.execute(f"UPDATE {name} SET {key} = {key} WHERE 0")
-
-    def by_index(self, rows: QuerySet[Job], states: Collection[str]) -> QuerySet[Job]:
-        """SQLite uses a partial index only if the query repeats the index's condition."""
-        return rows.filter(state__in=UNSUCCESSFUL) if states and set(states) <= set(UNSUCCESSFUL) else rows

@@ -36,7 +36,7 @@ def mark_of(alias: str) -> str:
     if isinstance(at, PostgreSQL):
         parts = own.of_postgresql(at)
     else:
-        parts = _of_sqlite(at) if isinstance(at, SQLite) else at.identify()
+        parts = _of_sqlite(at) if isinstance(at, SQLite) else own.of_server(at)
     return ":".join(map(str, (at.name, *parts)))[:255]
 
 

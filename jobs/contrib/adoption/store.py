@@ -18,6 +18,14 @@ def of_postgresql(at: Store) -> tuple[Any, ...]:
     return tuple(parts)
 
 
+def of_server(at: Store) -> tuple[Any, ...]:
+    """Of MySQL, and of MariaDB, which has no such id."""
+    if not getattr(at.connection, "mysql_is_mariadb", True):
+        return tuple(at.ask("SELECT @@server_uuid, DATABASE()")[0])
+    settings = at.connection.settings_dict
+    return (settings["HOST"] or "localhost", settings["NAME"])
+
+
 def file_of(at: Store) -> str:
     """The path of an SQLite database; empty: it is in memory."""
     [[path]] = at.ask("SELECT file FROM pragma_database_list WHERE name = 'main'")

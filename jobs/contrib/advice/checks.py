@@ -31,6 +31,8 @@ from jobs.contrib.checks.system import (
     say,
 )
 from jobs.models import Job, tables
+from jobs.store.base import Store
+from jobs.store.postgresql import PostgreSQL
 
 add_texts("""
 E017 The broker URL {url!r} names no transport that there is{close}
@@ -94,10 +96,20 @@ def forgetful() -> Iterator[CheckMessage]:
 @OF_SETTINGS.append
 def refused() -> Iterator[CheckMessage]:
     for alias in conf().DATABASES:
-        if not store.of(alias).reads_committed(settings.DATABASES[alias].get("OPTIONS", {}).get("isolation_level")):
+        if not _reads_committed(store.of(alias), settings.DATABASES[alias].get("OPTIONS", {}).get("isolation_level")):
             yield say("W004", alias=alias)
         # One connection for the jobs of a process, and one that a hung query may hold. The supervisor takes none.
         yield from _small_pool(alias, 2)
+
+
+def _reads_committed(at: Store, level: Any) -> bool:
+    """Whether an ``isolation_level`` of the settings is READ COMMITTED, as Django sets it without one."""
+    if level is not None and isinstance(at, PostgreSQL):
+        from django.db.backends.postgresql.psycopg_any import IsolationLevel
+
+        # The numbers are the driver's.
+        return bool(int(level) == IsolationLevel.READ_COMMITTED)
+    return level is None or at.name != "mysql" or str(level).lower() == "read committed"
 
 
 @OF_SETTINGS.append

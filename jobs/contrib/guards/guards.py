@@ -17,6 +17,7 @@ from jobs import store
 from jobs.errors import Busy
 from jobs.lifecycle.run import current_run
 from jobs.store import databases
+from jobs.store.sqlite import SQLite
 
 
 @contextmanager
@@ -74,7 +75,8 @@ def guard(
             "guard() holds until the transaction ends, and there is none: write `with transaction.atomic(), "
             "guard(...)`, or leave atomic=False out of the task"
         )
-    store.of(found.db).lock_writer(model)
+    if isinstance(at := store.of(found.db), SQLite):
+        _lock_writer(at, model)
     try:
         locked = list(found if is_list else found[:2])
     except OperationalError as exc:
@@ -88,3 +90,13 @@ def guard(
     if not is_list and not locked and not skip_locked:
         raise model.DoesNotExist(f"there is no {model._meta.label} with {lookup}")
     yield locked if is_list else next(iter(locked), None)
+
+
+def _lock_writer(at: SQLite, model: type[Model]) -> None:
+    """SQLite has no row locks: take the write lock of the whole database."""
+    mode = at.connection.settings_dict["OPTIONS"].get("transaction_mode") or ""
+    if mode.upper() not in ("IMMEDIATE", "EXCLUSIVE"):
+        # BEGIN did not take the write lock; an UPDATE that changes nothing does.
+        name, key = map(at.connection.ops.quote_name, (model._meta.db_table, model._meta.pk.column))
+        with at.connection.cursor() as cursor:
+            cursor.execute(f"UPDATE {name} SET {key} = {key} WHERE 0")

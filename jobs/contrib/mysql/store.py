@@ -73,16 +73,6 @@ class MySQL(base.Store):
         with connection.cursor() as cursor:
             cursor.execute(f"SET {_SESSION}")
 
-    def identify(self) -> tuple[Any, ...]:
-        if self.connection.mysql_is_mariadb:
-            return super().identify()
-        [parts] = self.ask("SELECT @@server_uuid, DATABASE()")
-        return tuple(parts)
-
-    def reads_committed(self, level: Any) -> bool:
-        """Django sets this level unless the settings say otherwise."""
-        return level is None or str(level).lower() == "read committed"
-
     def complete_schema(self, models: Iterable[Any]) -> None:
         """There are no partial indexes here, and no unique constraint with a condition.
 

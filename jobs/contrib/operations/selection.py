@@ -20,9 +20,10 @@ from django.utils.translation import gettext_lazy as _
 
 from jobs import extensions, store
 from jobs.conf import celery_app, conf, import_tasks
-from jobs.models import CLAIMABLE, HELD, Job, State
+from jobs.models import CLAIMABLE, HELD, UNSUCCESSFUL, Job, State
 from jobs.models.values import as_uuid, parse_uuid
 from jobs.store import databases
+from jobs.store.sqlite import SQLite
 
 #: How many digits of an id lists show: the first of a worker's, and the last of a job's (the first are the time).
 DIGITS = 8
@@ -221,7 +222,9 @@ class Selection:
             rows = rows.filter(CLAIMABLE | HELD if is_ready else Q(state=self.states[0]))
         elif self.states:
             rows = rows.filter(state__in=self.states)
-        rows = store.of(rows.db).by_index(rows, self.states)
+        if self.states and set(self.states) <= set(UNSUCCESSFUL) and isinstance(store.of(rows.db), SQLite):
+            # SQLite uses a partial index only if the query repeats the index's condition.
+            rows = rows.filter(state__in=UNSUCCESSFUL)
         for name, value in self.values.items():
             fits = FIELDS[name].fits
             rows = rows.filter(**{fits: value}) if isinstance(fits, str) else fits(rows, value)
