@@ -22,7 +22,6 @@ from django.db import (
     transaction,
 )
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.backends.signals import connection_created
 from django.db.models import Model, QuerySet
 from django.db.utils import load_backend
 
@@ -365,31 +364,6 @@ def roll_back(alias: str) -> None:
             connections[alias]._rollback()  # type: ignore[attr-defined]
     except Error:
         logger.debug("a rollback over a broken connection", exc_info=True, extra={"action": "rollback_failed"})
-
-
-#: Options of a worker's connections to PostgreSQL (libpq): it notices a dead link in about 20 seconds, and not in
-#: hours. The project's settings win. ``tcp_user_timeout`` is in milliseconds, the rest in seconds.
-KEEPALIVES = {"idle": 5, "interval": 5, "count": 3}
-LINK = {"connect_timeout": 10, "tcp_user_timeout": 20_000} | {f"keepalives_{k}": v for k, v in KEEPALIVES.items()}
-
-
-def watch_links() -> None:
-    """In a worker: let both ends of each connection notice if the other machine has lost power or network."""
-    for alias in conf().DATABASES:
-        if connections[alias].vendor == "postgresql":
-            settings = connections.settings[alias]
-            settings["OPTIONS"] = {**LINK, **settings["OPTIONS"]}
-    connection_created.connect(_watch_from_the_server, dispatch_uid="jobs.store.databases")
-
-
-def _watch_from_the_server(connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
-    """A server that does not notice keeps the transaction of the dead machine, and its locks."""
-    if connection.vendor == "postgresql" and connection.alias in conf().DATABASES:
-        # The server sends no keepalives while its own answer is under way: then the timeout decides.
-        values = {"user_timeout": LINK["tcp_user_timeout"]} | {f"keepalives_{k}": v for k, v in KEEPALIVES.items()}
-        calls = [f"set_config('tcp_{name}', '{value}', false)" for name, value in values.items()]
-        with connection.cursor() as cursor:
-            cursor.execute(f"SELECT {', '.join(calls)}")
 
 
 def tidy(alias: str) -> None:

@@ -23,7 +23,7 @@ from jobs.conf import conf, is_ours
 from jobs.conf.logs import logger
 from jobs.lifecycle.claims import Claimer
 from jobs.lifecycle.worker_state import worker_state
-from jobs.store import databases, write_mutex
+from jobs.store import write_mutex
 from jobs.store.identity import Identity, NotAdopted
 from jobs.worker import executors, pool, runner
 from jobs.worker.broker import ConsumerStep, repeat
@@ -41,7 +41,6 @@ class NodeStep(bootsteps.StartStopStep):
         for starting in extensions.through("starting"):
             starting(parent)
         _keep_connections(parent.app)
-        databases.watch_links()
         for name, command in extensions.merged("controls").items():
             if not isinstance(stock := control.Panel.data[name], partial):
                 control.Panel.data[name] = partial(command, stock)

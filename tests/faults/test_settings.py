@@ -378,7 +378,7 @@ def test_scenes_on_a_disk_that_was_full(ledger, own, tmp_path, disk):
 
 @pytest.mark.long
 @pytest.mark.brokers("jobs")
-@guard("jobs.store.databases:_watch_from_the_server")
+@guard("jobs.contrib.sessions.links:_watch_from_the_server")
 @guard("jobs.maintenance.rescue:rescue_all")
 def test_scenes_over_a_wire_that_was_cut(ledger, own, tmp_path):
     """For 45 s each packet between one worker and the server is dropped. Both ends let go of their connections.

@@ -13,6 +13,7 @@ from django.core.management.base import CommandError
 
 from jobs.conf import conf
 from jobs.contrib.console.base import DRY_RUN, JobsCommand, option, project_app, subcommand
+from jobs.contrib.sessions import links
 from jobs.idempotency import markers
 from jobs.maintenance.prune import Prune, is_over, unneeded
 from jobs.maintenance.rescue import Rescue
@@ -74,7 +75,7 @@ def _repeat(
         out.say(f"{name}: one look every {interval:g} s {until}")
     total: Counter[str] = Counter()
     deadline = time.monotonic() + watch
-    databases.watch_links()
+    links.watch()
     with _stopped_by_signals() as stopping:
         while not stopping.is_set():
             try:

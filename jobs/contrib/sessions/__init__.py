@@ -1,1 +1,1 @@
-"""Sessions of PostgreSQL's server: those of dead runs are ended, and people see which sessions block their jobs."""
+"""Sessions of PostgreSQL's server: those of dead runs are ended, those that block jobs are seen, lost links noticed."""
