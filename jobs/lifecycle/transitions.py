@@ -361,7 +361,7 @@ def run_now(job_id: uuid.UUID, using: str) -> bool:
     rows = Job.objects.using(using).filter(pk=job_id)
     if rows.filter(state=State.SCHEDULED, run_at__gte=NEVER, run_at__lt=PARKED).exists():
         return False
-    return redirect(job_id, using, _waiting(None), (State.SCHEDULED,)) or rows.filter(state=State.READY).exists()
+    return redirect(job_id, using, _waiting(None), (State.SCHEDULED,))
 
 
 def retry_by_hand(job_id: uuid.UUID, using: str) -> bool:

@@ -254,7 +254,7 @@ class Job(Completed):
     @property
     def created_at(self) -> datetime.datetime:
         """When the job was called, by the caller's clock. Filter by ``fields.created_since``, sort by the id."""
-        return time_of(self.id) or self.made_at or self.run_at
+        return self.made_at or time_of(self.id) or self.run_at
 
     @property
     def root_id(self) -> uuid.UUID:

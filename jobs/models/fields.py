@@ -115,6 +115,8 @@ class Among(In):
 
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+#: The year 9999, in microseconds since then.
+_LAST = (datetime.datetime(9999, 1, 1, tzinfo=datetime.UTC) - _EPOCH) // datetime.timedelta(microseconds=1)
 
 
 def uuid7() -> uuid.UUID:
@@ -126,9 +128,10 @@ def uuid7() -> uuid.UUID:
 
 
 def time_of(key: uuid.UUID) -> datetime.datetime | None:
-    """When a UUID of version 7 was made; None for others."""
+    """When a UUID of version 7 was made; None for others, and for a time that not every zone can show."""
     microseconds = (key.int >> 80) * 1000 + ((key.int >> 64 & 0xFFF) * 1000 >> 12)
-    return _EPOCH + datetime.timedelta(microseconds=microseconds) if key.version == 7 else None
+    is_shown = key.version == 7 and microseconds < _LAST
+    return _EPOCH + datetime.timedelta(microseconds=microseconds) if is_shown else None
 
 
 def first_id(moment: datetime.datetime) -> uuid.UUID:

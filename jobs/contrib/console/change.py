@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from argparse import Namespace
+from argparse import Action, Namespace
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -21,9 +21,19 @@ from jobs.contrib.operations.selection import FIELDS, Selection, full_name, iden
 from jobs.models import Job, State
 from jobs.store import databases
 
+
+class Once(Action):
+    """An option of which only the last one would count: "these and those" must not mean only those."""
+
+    def __call__(self, parser: Any, namespace: Namespace, values: Any, option_string: str | None = None) -> None:
+        if getattr(namespace, self.dest, None) is not None:
+            parser.error(f"{option_string} can be given once: run the command once for each.")
+        setattr(namespace, self.dest, values)
+
+
 WHICH = (
-    option("--state", "all jobs in a state", choices=State.values),
-    *(option(f"--{name}", field.help) for name, field in FIELDS.items()),
+    option("--state", "all jobs in a state; may be given more than once", choices=State.values, action="append"),
+    *(option(f"--{name}", field.help, action=Once) for name, field in FIELDS.items()),
 )
 
 #: How many refusals are listed one by one; and the seconds between two lines about the progress.
@@ -40,7 +50,7 @@ def which(args: Namespace, meant: tuple[str, ...] = ()) -> Selection:
     with reported(says="--{}"):
         if args.task is not None:
             given["task"] = full_name(args.task.strip())
-        return Selection.of(given, (args.state,) if args.state else meant)
+        return Selection.of(given, tuple(args.state or meant))
 
 
 def key_of(text: str) -> uuid.UUID:

@@ -332,7 +332,9 @@ class ReadOnlyAdmin(admin.ModelAdmin):
 
     def render(self, request: HttpRequest, template: str, title: str, **context: Any) -> TemplateResponse:
         shared = {**self.admin_site.each_context(request), "opts": self.opts, "media": self.media, "title": title}
-        return TemplateResponse(request, template_of(template, getfile(type(self))), {**shared, **context})
+        # A project's subclass has the templates of its class.
+        own = next(each for each in type(self).__mro__ if each.__module__.startswith("jobs."))
+        return TemplateResponse(request, template_of(template, getfile(own)), {**shared, **context})
 
 
 def template_of(name: str, file: str) -> Any:

@@ -19,8 +19,8 @@ from functools import cached_property
 from typing import Any
 
 from django.db import connections
-from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet
-from django.db.models.functions import Now
+from django.db.models import BigIntegerField, Count, Exists, OuterRef, Q, QuerySet
+from django.db.models.functions import Cast, Now
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
@@ -41,6 +41,13 @@ SLACK = 10.0  #: Seconds that a busy machine may take on top of any bound.
 _LIVE, _FAILED = Q(state__in=LIVE), Q(state__in=UNSUCCESSFUL)
 _RUNNING, _SUCCEEDED = Q(state=State.RUNNING), Q(state=State.SUCCEEDED)
 _UNCLAIMED = Q(lease__lt=1) | Q(token=None) | Q(node_id=None) | Q(started_at=None)
+
+
+def _big(name: str) -> Cast:
+    """Three of the largest numbers of a column are no number of its type."""
+    return Cast(name, BigIntegerField())
+
+
 _NEGATIVE = Q(retries__lt=0) | Q(crashes__lt=0) | Q(node_losses__lt=0) | Q(snoozes__lt=0)
 
 #: A sentence, lazily translated, and the condition of rows that break it. Most of them are also CHECK constraints, but
@@ -59,7 +66,7 @@ SHAPES: dict[str, tuple[Any, Q]] = {
     "counts-add-up": (
         _("no count is negative, and each crash, loss and snooze had a claim of its own"),
         # Retries do not count here: a job made from another program's message brings its own number of retries.
-        _NEGATIVE | Q(lease__lt=F("crashes") + F("node_losses") + F("snoozes")),
+        _NEGATIVE | Q(lease__lt=_big("crashes") + _big("node_losses") + _big("snoozes")),
     ),
     "losses-explained": (
         _("each job that crashed or lost its worker has an error that says so"),

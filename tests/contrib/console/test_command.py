@@ -31,6 +31,7 @@ from jobs.models import Cancellation, Job, Marker
 from jobs.models.values import as_uuid
 from jobs.store import heartbeats
 from jobs.store.databases import SideDatabase
+from tests import tasks
 from tests.helpers.commands import refused, run
 from tests.helpers.harness import ROOT, claim, environment
 from tests.helpers.rows import make, make_node
@@ -62,6 +63,20 @@ def test_retry_makes_an_ended_job_ready(state):
     assert run("retry", str(job.pk)) == f"{job.pk} retried (was {state})\n"
     job.refresh_from_db()
     assert (job.state, job.retries, job.finished_at) == ("ready", 0, None)
+
+
+def test_of_two_options_none_is_dropped():
+    for state in ("scheduled", "ready", "failed"):
+        make(state)
+    assert "2 would be cancelled" in run("cancel", "--state", "ready", "--state", "scheduled", "--dry-run")
+    with pytest.raises(CommandError, match="--queue can be given once"):
+        run("cancel", "--queue", "a", "--queue", "b")
+
+
+def test_an_id_from_beyond_all_calendars_is_shown():
+    tasks.noop.apply_async(task_id="ffffffff-ffff-7fff-bfff-ffffffffffff")
+    assert "tests.tasks.noop" in run("list")
+    assert "succeeded" not in run("show", "ffffffff-ffff-7fff-bfff-ffffffffffff")
 
 
 @pytest.mark.parametrize("state", ["scheduled", "ready"])

@@ -15,6 +15,7 @@ from django.db import OperationalError, connection, transaction
 from django.db.transaction import TransactionManagementError
 from django.test import TestCase
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
 import jobs
 from jobs.contrib.durable import history
@@ -390,6 +391,14 @@ def test_a_deadline_comes_in_tests_as_time_passes(how):
         "its expires_at came before its next run",
     )
     assert effects() == {"one": 1, "undo one": 1}
+
+
+def test_a_deadline_counts_from_the_call_whatever_the_given_id_says():
+    """It may be another program's, of years ago."""
+    of_2024 = uuid.UUID(int=1_710_000_000_000 << 80 | 7 << 76 | 2 << 62 | 999)
+    job = job_of(waits_in_time.apply_async(("wait",), task_id=str(of_2024)))
+    for moment in (job.created_at, job.expires_at - datetime.timedelta(hours=1)):
+        assert abs(moment - timezone.now()) < datetime.timedelta(minutes=1)
 
 
 def test_what_expires_before_it_begins_was_not_started():

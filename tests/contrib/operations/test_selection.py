@@ -13,7 +13,9 @@ from django.db import connection
 from django.utils import timezone
 
 from jobs.contrib.console.base import me
+from jobs.contrib.operations.actions import OPERATIONS, RunNow
 from jobs.contrib.operations.selection import Selection, moment
+from jobs.lifecycle import transitions
 from jobs.models import Action, Job, Marker
 from tests import tasks
 from tests.helpers.harness import deliver
@@ -85,6 +87,22 @@ def test_run_makes_due_what_waits():
     scheduled.refresh_from_db()
     assert scheduled.state == "ready"
     assert scheduled.run_at < soon
+
+
+def test_a_second_person_who_makes_the_same_job_due_is_told_so(monkeypatch):
+    """The first one was faster, and the row is ready when the second one writes."""
+    job = make("scheduled", run_at=timezone.now() + datetime.timedelta(hours=3))
+    prepare, first = RunNow.prepare, []
+
+    def somebody_was_faster(self, key, using):
+        prepare(self, key, using)
+        if not first:
+            first.append(transitions.run_now(key, using))
+
+    monkeypatch.setattr(RunNow, "prepare", somebody_was_faster)
+    outcome = OPERATIONS["run"].attempt(job.pk)
+    assert (first, outcome.is_done) == ([True], False)
+    assert not Action.objects.exists()
 
 
 @pytest.mark.parametrize("arguments", [[], ["ID", "--task", "x"]], ids=["nothing", "both"])

@@ -76,6 +76,22 @@ def test_a_dashboard_without_the_page_of_jobs_has_no_way_to_them(beside):
     assert not [link for link in links(beside(Overview), "/beside/jobs/overview/") if "/job/" in link]
 
 
+def test_a_projects_own_class_has_the_pages_of_ours(beside, client, settings):
+    ours = type(admin.site.get_model_admin(Job))
+
+    class Own(ours):  # type: ignore[misc, valid-type]
+        list_display = (*ours.list_display, "crashes")
+
+    site = admin.AdminSite("own")
+    site.register(Job, Own)
+    client = beside()
+    settings.ROOT_URLCONF = type("Urls", (), {"urlpatterns": [*Urls.urlpatterns, path("own/", site.urls)]})
+    clear_url_caches()
+    job = make("failed")
+    chosen = {"action": "retry", "_selected_action": [str(job.pk)], "index": "0"}
+    assert "The one that is chosen" in client.post("/own/jobs/job/", chosen).content.decode()
+
+
 def test_a_project_may_add_included_pages_and_coroutines_to_ours(client, settings):
     async def waits(request):
         return HttpResponse("waited")

@@ -115,6 +115,7 @@ BREAKERS: list[tuple[str, Callable[[], object]]] = [
     ("counts-add-up", lambda: make("failed", retries=-1).pk),
     ("counts-add-up", lambda: make("scheduled", age=-LONG, snoozes=-1).pk),
     ("counts-add-up", lambda: make("failed", lease=2, node_losses=2, crashes=1, errors=[ERROR]).pk),
+    ("counts-add-up", lambda: make("failed", lease=2, node_losses=2**31 - 1, crashes=2**31 - 1, errors=[ERROR]).pk),
     ("losses-explained", lambda: make("scheduled", age=-LONG, lease=3, crashes=1).pk),
     ("losses-explained", lambda: succeeded(lease=3, node_losses=1).pk),
     ("running-on-a-node", _running_on_no_node),
