@@ -63,6 +63,9 @@ class Extension:
     def inserting(self, jobs: list[Any], using: str) -> None:
         """Jobs are about to be inserted into the caller's transaction: change them, or raise. It sees each call."""
 
+    def taken(self, call: Any, holder: Any, using: str) -> Any:
+        """Another job has this call's unique key. Insert a job that stands in for the call, and return it; or None."""
+
     def replacing(self, job: Any, using: str) -> None:
         """This call replaces a body: it has the id of the body's job, and is about to be inserted."""
 

@@ -1,36 +1,5 @@
-"""The app's own tasks; ``app.autodiscover_tasks()`` finds them."""
-
-from __future__ import annotations
-
-from typing import Any
-
-from celery import shared_task
-from celery.exceptions import TaskPredicate
+"""The app's own tasks; ``app.autodiscover_tasks()`` finds them. Extensions have them."""
 
 from jobs import extensions
-from jobs.errors import Snooze, UniqueTaken
-from jobs.lifecycle.endings import exception_of, instead_of
-from jobs.models import ENDED, Job, State
-from jobs.models.values import decoded
-from jobs.task import Task
 
-# Extensions have tasks of their own.
 tuple(extensions.modules("tasks"))
-
-
-# It fails because another job failed: one more attempt would not help.
-@shared_task(base=Task, bind=True, name="jobs.same", max_retries=0)
-def same(self: Any, job_id: str) -> Any:
-    """End as a job ends that does the same work: a unique task that is part of a chain, a group or a chord."""
-    job = Job.objects.using(self.job._state.db).filter(pk=job_id).first()
-    if job is None:
-        raise UniqueTaken(f"the job {job_id}, which did the work, was deleted")
-    if isinstance(job.options, dict) and job.options.get("replaced") and job.result is None:
-        job = instead_of(job.pk, job.replay_of, str(job._state.db))
-    if job is None or job.state not in ENDED:
-        raise Snooze(min(60, 0.5 * 1.5 ** min(self.job.snoozes, 12)), f"the job {job_id} does the same work")
-    if job.state == State.SUCCEEDED:
-        return decoded(job.result)
-    exc = exception_of(job.error or {}, self.backend)
-    # ``Busy`` and its like would snooze or cancel this job if its body raised them.
-    raise RuntimeError(str(exc)) if isinstance(exc, TaskPredicate) else exc

@@ -21,9 +21,6 @@ from jobs.store import databases
 #: The database that gets all calls of a block as rows, also those of stock tasks.
 following: ContextVar[str | None] = ContextVar("jobs.following", default=None)
 
-#: Options that make a call part of a canvas.
-_IN_CANVAS = frozenset({"link", "link_error", "chain", "chord", "group_id"})
-
 #: Called with each inserted job, whether or not its transaction commits later.
 watchers: list[Callable[[Job], None]] = []
 
@@ -47,7 +44,7 @@ def record(jobs: list[Job], using: str, app: Any) -> list[Job]:
     calls, is_alone = jobs, connection.autocommit and not connection.in_atomic_block
     raw = connection.connection
     # Most calls have no unique key, and no id chosen by the caller.
-    write = _insert if calls[0].unique_key is None and not calls[0].is_given else _write
+    write = insert if calls[0].unique_key is None and not calls[0].is_given else _write
     try:
         jobs = write(calls, using)
     except Error as exc:
@@ -81,17 +78,17 @@ def record(jobs: list[Job], using: str, app: Any) -> list[Job]:
 
 def _write(calls: list[Job], using: str) -> list[Job]:
     call = calls[0]
-    insert = _insert if call.unique_key is None else _insert_unique
+    into = insert if call.unique_key is None else _insert_unique
     # Race: a worker would claim the job before it is withdrawn.
     with transaction.atomic(using=using) if call.is_given and store.of(using).is_divided else nullcontext():
-        jobs = insert(calls, using)
+        jobs = into(calls, using)
         # No unique index covers both live and ended jobs, so a job with this id may have ended already.
         is_taken = call.is_given and jobs[0] is call and store.of(using).withdraw(call.pk)
     if is_taken:
         if not call.is_frozen:
             raise IntegrityError(f"there is a job with the id {call.pk} already, and it has ended")
         call.take_own_id()
-        jobs = insert(calls, using)
+        jobs = into(calls, using)
     return jobs
 
 
@@ -99,10 +96,8 @@ def _insert_unique(calls: list[Job], using: str) -> list[Job]:
     """Insert the jobs that are not there already; returns for each call the job that does its work."""
     jobs = unique.insert(calls, using, store.of(using).batch_size)
     for place, (job, call) in enumerate(zip(jobs, calls, strict=True)):
-        if job is not call and (following.get() is not None or not _IN_CANVAS.isdisjoint(call.options)):
-            # The end of the other job would start no follow-ups of this call, and wake no caller that waits for its id.
-            jobs[place] = unique.stand_in(call, job)
-            _insert([call], using)
+        for stands_in in extensions.through("taken") if job is not call else ():
+            jobs[place] = stands_in(call, job, using) or job
     return jobs
 
 
@@ -112,7 +107,8 @@ def _insert_unique(calls: list[Job], using: str) -> list[Job]:
 _SAID = tuple(name for name in named(Part.SAID) if name not in ("priority", "state", "run_at"))
 
 
-def _insert(jobs: list[Job], using: str) -> list[Job]:
+def insert(jobs: list[Job], using: str) -> list[Job]:
+    """Insert jobs whose keys, if they have any, are not looked at."""
     said: list[dict[str, Any]] = []
     for values in (job.__dict__ for job in jobs):
         said.append({name: values[name] for name in _SAID if values[name]})

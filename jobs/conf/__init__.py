@@ -224,9 +224,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 @cache
 def own_tasks() -> frozenset[str]:
-    """The tasks of this app: the core's (``jobs.tasks``), and those that extensions list (``TASKS``)."""
+    """The tasks of this app: extensions list them (``TASKS``)."""
     listed = [getattr(import_module(name), "TASKS", ()) for name in extensions.folders()]
-    return frozenset({"jobs.same"}.union(*listed))
+    return frozenset[str]().union(*listed)
 
 
 @lru_cache(maxsize=1000)

@@ -252,7 +252,7 @@ def _result(task: Task[..., Any], key: str, alias: str, **known: Any) -> TaskRes
 
 
 def _error(error: Mapping[str, Any]) -> TaskError:
-    from jobs.lifecycle.endings import class_of
+    from jobs.contrib.results.endings import class_of
 
     module, name = class_of(error)
     path = f"{module}.{name}" if module else "builtins.RuntimeError"

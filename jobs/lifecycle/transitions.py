@@ -150,7 +150,7 @@ def _written_with(job: Job, error: dict[str, Any]) -> list[Callable[[], None]]:
 
 
 def add_own(task: str, args: list[Any], using: str, queue: str, parent: Job | None, is_called: bool = False) -> None:
-    """Add a job of this app's own (``jobs.tasks``) to the current transaction.
+    """Add a job of this app's own to the current transaction.
 
     Parameters:
         is_called: it counts as a call that the running job made.

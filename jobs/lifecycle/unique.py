@@ -76,13 +76,6 @@ def insert(jobs: Sequence[Job], using: str, batch_size: int | None) -> list[Job]
     raise UniqueBusy(f"the jobs of the key {job.unique_key!r} come and go too fast; try again")
 
 
-def stand_in(call: Job, holder: Job) -> Job:
-    """Turn a call that need not run into a job that ends as the holder of its key does (``jobs.same``)."""
-    free = dict.fromkeys(("unique_key", "unique_until", "unique_expires_at", "expires_at", "marker_key"))
-    call.__dict__.update(free, task="jobs.same", args=[str(holder.pk)], kwargs={})
-    return call
-
-
 def describe(job: Job, say: Callable[[str], str] = str) -> str:
     """Why a job cannot wait again, and what to do; ``say`` is gettext for a reader, as what is stored is English."""
     who = say(gettext_noop("another job"))

@@ -31,7 +31,6 @@ from jobs.conf import conf, import_tasks, is_ours, own_tasks
 from jobs.errors import TaskExited, TaskOutOfMemory
 from jobs.lifecycle import transitions
 from jobs.lifecycle.claims import Claimer
-from jobs.lifecycle.endings import exception_of
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import CLAIMABLE, WAITING, Job, Node, Pause, State
 from jobs.models.columns import ORDER
@@ -243,6 +242,8 @@ class _Process:
             return raised.__cause__
         if isinstance(raised, Exception) and not isinstance(raised, Ignore):
             return raised
+        from jobs.contrib.results.endings import exception_of
+
         return exception_of(job.error or {}, self.app.backend)
 
 

@@ -37,6 +37,11 @@ class Canvas(Extension):
 
         return followups.awaited(job, error)
 
+    def taken(self, call: Any, holder: Any, using: str) -> Any:
+        from jobs.contrib.canvas import same
+
+        return same.stand_in(call, holder, using)
+
     def replacing(self, job: Any, using: str) -> None:
         from jobs.contrib.canvas import followups
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from jobs import task
-from jobs.contrib.canvas import followups
+from jobs.contrib.canvas import followups, same  # noqa: F401  (registers its task)
 
 
 @task(

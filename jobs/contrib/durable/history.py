@@ -38,11 +38,11 @@ from jobs.contrib.durable import signals
 from jobs.contrib.durable.models import Step
 from jobs.contrib.durable.store import Gone, steps, take, write_done
 from jobs.contrib.passing.backoff import may_pass, of_the_table
+from jobs.contrib.results.endings import exception_of, instead_of
 from jobs.errors import Busy, Cancel, EffectParked, LostLease, NotSettled
 from jobs.execution import finish
 from jobs.execution.pipeline import RERUNS
 from jobs.lifecycle import transitions
-from jobs.lifecycle.endings import exception_of, instead_of
 from jobs.lifecycle.run import Run, Suspended, current_run, on_thread, persistently
 from jobs.lifecycle.transitions import NEVER, now_plus
 from jobs.lifecycle.worker_state import worker_state

@@ -22,9 +22,9 @@ from django.db import InterfaceError, OperationalError
 from jobs import extensions
 from jobs.conf import conf
 from jobs.contrib.results import store
+from jobs.contrib.results.endings import exception_of
 from jobs.contrib.results.listener import ResultListener
 from jobs.contrib.results.store import Store
-from jobs.lifecycle.endings import exception_of
 from jobs.models import ENDED, LIVE, WAITING, Job, State
 from jobs.models.values import as_uuid, decoded
 from jobs.store import databases

@@ -282,7 +282,7 @@ def test_a_job_as_a_call(viewer):
 
 def test_a_task_with_another_name_is_called_by_its_own(viewer):
     text = viewer.get(page(make(task="jobs.same", args=[], kwargs={}))).content.decode()
-    assert "from jobs.tasks import same\nsame.delay()" in text
+    assert "from jobs.contrib.canvas.same import same\nsame.delay()" in text
 
 
 @pytest.mark.parametrize("state", State.values)
