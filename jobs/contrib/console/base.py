@@ -232,6 +232,9 @@ def reported(*kinds: type[Exception], says: str = "{}", code: int = 1) -> Iterat
     kinds = kinds or (ValueError,)
     try:
         yield
+    except UnicodeError:
+        # No text that a database takes: the command says so for all its options.
+        raise
     except kinds as exc:
         raise CommandError(says.format(exc), returncode=code) from exc
 

@@ -87,9 +87,12 @@ def _change(operation: Operation, out: JobsCommand, args: Namespace) -> None:
         outcomes, total = operation.attempt_all(selection, args.dry_run), selection.count()
     said = time.monotonic()
     done: Counter[bool] = Counter()
+    others: Counter[str] = Counter()
     refused: list[dict[str, str]] = []
     for number, (key, outcome) in enumerate(outcomes, 1):
         done[outcome.is_done] += 1
+        if outcome.is_other:
+            others[outcome.says] += 1
         if args.as_json and not outcome.is_done:
             refused.append({"id": str(key), "why": outcome.says})
         if args.ids or (not outcome.is_done and done[False] <= NAMED):
@@ -104,6 +107,8 @@ def _change(operation: Operation, out: JobsCommand, args: Namespace) -> None:
         would = gettext("%(done)s would be %(participle)s, %(refused)s refused")
         did = gettext("%(done)s %(participle)s, %(refused)s refused")
         out.say((would if args.dry_run else did) % values)
+        for says, count in others.items():
+            out.say(gettext("of these %(number)s: %(says)s") % {"number": count, "says": says})
     if done[False]:
         values |= {"number": done[False], "total": done.total()}
         would = gettext("%(number)s of %(total)s would not be %(participle)s.")

@@ -34,6 +34,11 @@ class Outcome(NamedTuple):
         """The text, in the language that is active when it is read."""
         return str(self.text) % self.values
 
+    @property
+    def is_other(self) -> bool:
+        """It is done in another manner than the operation's participle says: asked to end, and not cancelled."""
+        return self.is_done and self.text not in SAID
+
 
 class Refused(Exception):
     """Something other than the job's state prevents it; the text says what, in the reader's language."""

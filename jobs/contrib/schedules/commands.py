@@ -45,7 +45,12 @@ def schedule(out: JobsCommand, args: Namespace) -> None:
         tail = [each["state"] or "-", str(each["missed"]), str(rows_of.STATUSES[each["status"]])]
         rows.append([each["name"], each["task"], each["timing"], *moments, *tail])
     head = ["name", "task", "when", "next", "last", "ended", "missed", "status"]
-    out.say_table(head, rows, "There is no entry: beat_schedule, add_periodic_task() or a task's every= make one.")
+    out.say_table(
+        head,
+        rows,
+        "There is no entry: beat_schedule, add_periodic_task() or a task's every= make one, and a worker that starts "
+        "reports it.",
+    )
     if "jobs.contrib.operator" in extensions.present():
         # The operator's room has the texts of what is wrong.
         from jobs.contrib.schedules.operator import problems

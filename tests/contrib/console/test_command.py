@@ -73,6 +73,20 @@ def test_of_two_options_none_is_dropped():
         run("cancel", "--queue", "a", "--queue", "b")
 
 
+def test_a_text_that_is_none_is_said_to_be_so():
+    with pytest.raises(CommandError, match="No database can look for that"):
+        run("list", "--task", "\udcff")
+
+
+def test_those_that_are_asked_to_end_are_counted_apart():
+    make("ready"), make("running")
+    said = run("cancel", "--state", "ready", "--state", "running")
+    assert said.splitlines() == [
+        "2 cancelled, 0 refused",
+        "of these 1: asked to end at its next checkpoint or at its end (is running)",
+    ]
+
+
 def test_an_id_from_beyond_all_calendars_is_shown():
     tasks.noop.apply_async(task_id="ffffffff-ffff-7fff-bfff-ffffffffffff")
     assert "tests.tasks.noop" in run("list")

@@ -283,6 +283,8 @@ class _Progress:
     done: int = 0
     refused: int = 0
     named: list[str] = field(default_factory=list)
+    #: How many were done in another manner, by its words.
+    others: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, request: HttpRequest) -> _Progress:
@@ -307,6 +309,8 @@ class _Progress:
         self.last = str(job.pk)
         if outcome.is_done:
             self.done += 1
+            if outcome.is_other:
+                self.others[outcome.says] = self.others.get(outcome.says, 0) + 1
             return
         self.refused += 1
         if len(self.named) < NAMED:
@@ -320,6 +324,8 @@ class _Progress:
             self.named.append(ngettext("%(number)s is gone", "%(number)s are gone", gone) % {"number": gone})
         text = ngettext("%(number)s job %(participle)s", "%(number)s jobs %(participle)s", self.done)
         text %= {"number": self.done, "participle": operation.participle}
+        for says, count in self.others.items():
+            text += ", " + gettext("of these %(number)s: %(says)s") % {"number": count, "says": says}
         if self.refused:
             text += gettext(", %(number)s refused: ") % {"number": self.refused} + "; ".join(self.named)
             text += " ..." if self.refused > len(self.named) else ""
