@@ -81,7 +81,9 @@ class Move(Operation):
         job = databases.again_if_moved(using, rows.first)
         if job is None:
             return False
-        options = {name: value for name, value in job.options.items() if name not in ("exchange", "routing_key")}
+        # A person may have edited the row by hand.
+        given = job.options if isinstance(job.options, dict) else {}
+        options = {name: value for name, value in given.items() if name not in ("exchange", "routing_key")}
         return transitions.redirect(key, using, {"queue": self.value, "options": options})
 
 
