@@ -74,7 +74,7 @@ def _ended(state: State, error: dict[str, Any]) -> dict[str, Any]:
     return {"state": state, "finished_at": Now(), "error": error}
 
 
-def _waiting(run_at: Any) -> dict[str, Any]:
+def waiting(run_at: Any) -> dict[str, Any]:
     """The columns of a job that waits: for its time, or (None) only for its turn."""
     return {
         "state": State.READY if run_at is None else State.SCHEDULED,
@@ -174,41 +174,28 @@ def cancel_running(job: Job, error: dict[str, Any]) -> bool:
 
 def retry(job: Job, run_at: Any, error: dict[str, Any], changes: dict[str, Any]) -> bool:
     """Back to wait for ``run_at``; ``changes`` are the columns that ``Task.retry()`` was given anew."""
-    return _wait(job, run_at, error, "retries", **changes)
+    return wait(job, run_at, error, "retries", **changes)
 
 
 def hand_back(job: Job, delay: float, error: dict[str, Any] | None = None, waits_for: str | None = None) -> bool:
     """The job gave up its run without fault of its own; no counter changes."""
     run_at = now_plus(delay) if delay > 0 else None
-    return _wait(job, run_at, error, is_kept=False, waits_for=waits_for)
+    return wait(job, run_at, error, is_kept=False, waits_for=waits_for)
 
 
 def snooze(job: Job, seconds: float, entry: dict[str, Any], limit: int) -> bool:
     """The body, or what it needs, asked for another time; it uses no attempt. Too often ends ``failed``."""
-    return _wait(job, now_plus(seconds), entry, "snoozes", limit, is_kept=False)
-
-
-def wait_for(job: Job, what: str, seconds: float, entry: dict[str, Any]) -> bool:
-    """What it needs is busy; no counter changes. It is tried again after that time, or by :func:`wake`."""
-    return _wait(job, now_plus(seconds), entry, is_kept=False, waits_for=what)
-
-
-def suspend(job: Job, run_at: Any, waits_for: str | None, error: dict[str, Any] | None, expires_at: Any) -> bool:
-    """Its body waits for a time or for something to come (:func:`wake`); no counter rises."""
-    # It has started, so another job with its unique key may wait.
-    free: dict[str, Any] = {"unique_key": None} if job.unique_key is not None and job.unique_until == "started" else {}
-    # It made progress: earlier crashes are no sign that it never ends.
-    return _wait(job, run_at, error, waits_for=waits_for, expires_at=expires_at, crashes=0, node_losses=0, **free)
+    return wait(job, now_plus(seconds), entry, "snoozes", limit, is_kept=False)
 
 
 def lose(job: Job, error: dict[str, Any], limit: int) -> bool:
     """The run is gone with its node or its database. Not the body's fault: it has a counter and a limit of its own."""
-    return _wait(job, _after_losses(job.node_losses), error, "node_losses", limit)
+    return wait(job, _after_losses(job.node_losses), error, "node_losses", limit)
 
 
 def crash(job: Job, error: dict[str, Any], limit: int) -> bool:
     """The process died in exactly this body. A job that keeps doing that ends ``failed``."""
-    return _wait(job, _after_losses(job.crashes), error, "crashes", limit)
+    return wait(job, _after_losses(job.crashes), error, "crashes", limit)
 
 
 def _after_losses(times: int) -> Any:
@@ -216,7 +203,7 @@ def _after_losses(times: int) -> Any:
     return now_plus(min(60.0, 2.0 ** (times - 1))) if times else None
 
 
-def _wait(
+def wait(
     job: Job,
     run_at: Any,
     error: dict[str, Any] | None = None,
@@ -238,7 +225,7 @@ def _wait(
         if limit is not None and getattr(job, count) + 1 >= limit:
             return fail(job, error, **counted)
         values |= {"error": error, "errors": _with(job.errors, error)} if is_kept else {"error": error}
-    values = {**_waiting(run_at), **counted, **values}
+    values = {**waiting(run_at), **counted, **values}
     is_new = "unique_key" in values
     if job.unique_key is None or (job.unique_until == "finished" and not is_new):
         return _finish(job, **values)
@@ -333,7 +320,7 @@ def hand_back_claim(using: str, node: uuid.UUID, token: int, begun: uuid.UUID | 
     # Race: one of them ends at this moment.
     done = databases.again_if_moved(using, write, is_one=True)
     # Another job may have taken the key since.
-    return done + sum(_wait(job, F("run_at"), is_kept=False, state=State.READY) for job in rest.filter(keyed))
+    return done + sum(wait(job, F("run_at"), is_kept=False, state=State.READY) for job in rest.filter(keyed))
 
 
 # Waiting jobs. Each races with a claim: both check the row's state, and the later one finds it changed
@@ -361,7 +348,7 @@ def run_now(job_id: uuid.UUID, using: str) -> bool:
     rows = Job.objects.using(using).filter(pk=job_id)
     if rows.filter(state=State.SCHEDULED, run_at__gte=NEVER, run_at__lt=PARKED).exists():
         return False
-    return redirect(job_id, using, _waiting(None), (State.SCHEDULED,))
+    return redirect(job_id, using, waiting(None), (State.SCHEDULED,))
 
 
 def retry_by_hand(job_id: uuid.UUID, using: str) -> bool:
@@ -378,7 +365,7 @@ def retry_by_hand(job_id: uuid.UUID, using: str) -> bool:
     anew = {"unique_key": UNEXPIRED_KEY, "finished_at": None, "expires_at": None, **dict.fromkeys(COUNTS, 0)}
     try:
         with store.of(using).bounded(conf().UNIQUE_WAIT):
-            columns = _waiting(None) | anew
+            columns = waiting(None) | anew
             for again in extensions.through("again"):
                 columns |= again(over, using)
             return redirect(job_id, using, columns, UNSUCCESSFUL)
@@ -390,27 +377,13 @@ def retry_by_hand(job_id: uuid.UUID, using: str) -> bool:
         raise UniqueBusy("another transaction is about to take its unique key; try again in a moment") from exc
 
 
-def wake(what: str, using: str) -> bool:
-    """Let the first of the jobs that wait for this go on; False: no job waits here.
-
-    Race: two callers see the same job. Then one of them wakes no job. For a lock that is enough: it has one holder.
-    """
-    told = wakeups.told(using)
-    write = partial(store.of(using).wake, what, _waiting(None), told)
-    if (queue := databases.again_if_moved(using, write, is_one=True)) is None:
-        return False
-    if told is None:
-        transaction.on_commit(lambda: wakeups.notify(using, [queue]), using=using, robust=True)
-    return True
-
-
 def postpone_unknown(job: Job, limit: int) -> int:
     """No worker of its queue knows a claimed job's task: it, and up to ``limit`` like it, wait for one that does."""
     using = str(job._state.db)
     error = error_entry("NotRegistered", f"no worker that claimed it knows the task {job.task!r}", attempt=job.lease)
     # A worker that knows the task lets them go (:func:`let_go`).
     waits = {"run_at": PARKED, "waits_for": TASK + job.task}
-    done = int(_wait(job, PARKED, error, is_kept=False, waits_for=TASK + job.task))
+    done = int(wait(job, PARKED, error, is_kept=False, waits_for=TASK + job.task))
     # Jobs that are held back are in no other job's way, and not in the index of the queue.
     ready = Job.objects.using(using).filter(CLAIMABLE, queue=job.queue, task=job.task)
     changes = {"state": State.SCHEDULED, "error": error, **waits}
@@ -434,7 +407,7 @@ def let_go(using: str, tasks: Iterable[str], queues: Sequence[str], limit: int) 
     known = [TASK + task for task in tasks]
     parked = Job.objects.using(using).filter(AWAITING, waits_for__in=known, queue__in=queues)
     # All get the same time: the order of their ids is kept.
-    return _change_free(parked, using, limit, _waiting(None))
+    return _change_free(parked, using, limit, waiting(None))
 
 
 def _change_free(waiting: QuerySet[Job], using: str, limit: int, changes: dict[str, Any]) -> list[str]:

@@ -89,21 +89,12 @@ def notify(using: str, queues: Iterable[str]) -> None:
     if not store.of(using).has_notify:
         return
     counts = Counter(queues)
-    if due := [queue for queue in counts if _is_due(using, queue)]:
+    if due := [queue for queue in counts if is_due(using, queue)]:
         _send(using, CHANNEL, [str(News(queue, counts[queue], random.getrandbits(63))) for queue in due])
 
 
-def told(using: str) -> tuple[str, str] | None:
-    """The notification that a statement sends itself if it makes one job ready, and commits; None: :func:`notify` must.
-
-    Returns:
-        The channel, and what comes behind the name of the queue.
-    """
-    at_once = store.of(using).has_notify and connections[using].get_autocommit() and _is_due(using, "")
-    return (CHANNEL, str(News("", 1, random.getrandbits(63)))) if at_once else None
-
-
-def _is_due(using: str, queue: str) -> bool:
+def is_due(using: str, queue: str) -> bool:
+    """Whether to notify of this queue now, and not rest after so many notifications; it counts as one."""
     now = time.monotonic()
     if (at := max(now, _notified.get((using, queue), now))) - now > (BURST - 1) * PAUSE:
         return False

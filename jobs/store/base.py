@@ -13,7 +13,7 @@ from django.db import ProgrammingError, connections, transaction
 from django.db.models import Exists, F, Q, QuerySet
 from django.db.models.functions import Now
 
-from jobs.models import AWAITING, CLAIMABLE, Cancellation, Job, Marker, Node, Pause, State
+from jobs.models import CLAIMABLE, Cancellation, Job, Marker, Node, Pause, State
 from jobs.models.columns import BY_ORDER, ORDER, POSITION, Part, named
 from jobs.store import databases
 
@@ -282,16 +282,6 @@ class Store:
     def renew(self, job: Job, token: int) -> bool:
         """Give a claimed row another token; False: the job was given back meanwhile."""
         return owned(job).update(token=token, started_at=Now()) == 1
-
-    def wake(self, what: str, columns: Mapping[str, Any], told: tuple[str, str] | None) -> str | None:
-        """Write ``columns`` to the first job that waits for ``what``: it goes on. Its queue; None: no job waited.
-
-        Parameters:
-            told: a channel, and the text that the same statement sends there behind the queue's name.
-        """
-        rows = Job.objects.using(self.using).filter(AWAITING, waits_for=what)
-        found = rows.order_by("waits_for", "pk").values_list("pk", "queue").first()
-        return found[1] if found and rows.filter(pk=found[0]).update(**columns) else None
 
     # A run
 

@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 from django.db import DataError, OperationalError, transaction
 from django.db.models import BooleanField, F, Func, Q, Value
-from django.db.models.functions import Now
 
 from jobs.conf.syncpoints import is_armed
 from jobs.models import Job
@@ -75,15 +74,6 @@ RENEW = f"""
 UPDATE jobs_job SET token = %(token)s, started_at = statement_timestamp()
 WHERE id = %(id)s AND {STILL_RUNNING} AND token = %(before)s
 """
-
-_WAKE = """
-UPDATE jobs_job SET {columns} {unsynced}
-WHERE state = 'scheduled' AND id = (
-    SELECT id FROM jobs_job WHERE state = 'scheduled' AND waits_for = %(what)s ORDER BY waits_for, id LIMIT 1
-)
-RETURNING queue
-"""
-_TELLING = "WITH woken AS ({}) SELECT queue, pg_notify(%(channel)s, queue || %(told)s) FROM woken"
 
 #: Zero rows raise an error (a division by zero), so that a COMMIT in the same message does not commit.
 SUCCEED = f"""
@@ -187,7 +177,7 @@ class PostgreSQL(base.Store):
     def insert(self, job: Job, columns: tuple[str, ...], is_frozen: bool) -> int:
         connection, sql = self.connection, self.insert_sql(columns, is_frozen)
         values = [_text(name, job.__dict__[name]) for name in columns]
-        if self._is_often():
+        if self.is_often():
             connection.validate_no_broken_transaction()
             return self.session.insert(sql, values)
         with connection.cursor() as cursor:
@@ -195,7 +185,7 @@ class PostgreSQL(base.Store):
             done: int = cursor.rowcount
         return done
 
-    def _is_often(self) -> bool:
+    def is_often(self) -> bool:
         """Whether it is worth while to prepare a statement here: Django's own cursor shows what it executes."""
         connection: Any = self.connection
         if connection.queries_logged or connection.execute_wrappers:
@@ -310,18 +300,6 @@ class PostgreSQL(base.Store):
     def renew(self, job: Job, token: int) -> bool:
         return self.session.execute(RENEW, {"token": token, "id": job.pk, "before": job.token}) == 1
 
-    def wake(self, what: str, columns: Mapping[str, Any], told: tuple[str, str] | None) -> str | None:
-        values = {name: value for name, value in columns.items() if not isinstance(value, Now)}
-        if told is not None:
-            values |= {"channel": told[0], "told": told[1]}
-        sql = wake_sql(columns, self.connection.get_autocommit(), told is not None)
-        values["what"] = what
-        if self._is_often():
-            return next((row[0] for row in self.session.fetch(sql, values)), None)
-        with self.connection.cursor() as cursor:
-            cursor.execute(sql, values)
-            return next((row[0] for row in cursor.fetchall()), None)
-
     # A run
 
     def prepare_body(self) -> None:
@@ -412,18 +390,6 @@ def claim_sql(queue: str, limit: int, is_after: bool, is_without: bool, is_only:
     words = {"after": AFTER if is_after else "", "without": tasks, "order": BY_ORDER}
     words |= {"ready": READY.format(queue=literal(queue))}
     return CLAIM.format(first=_FIRST.format(limit=limit, **words), columns=", ".join(named(Part.CLAIM)))
-
-
-def wake_sql(columns: Mapping[str, Any], is_alone: bool, tells: bool) -> str:
-    """Outside of a transaction a crash of the server may lose it, as if its process had died before it.
-
-    Inside a transaction it must not change how that transaction commits.
-    """
-    sets = [
-        f"{name} = {'statement_timestamp()' if isinstance(columns[name], Now) else f'%({name})s'}" for name in columns
-    ]
-    sql = _WAKE.format(columns=", ".join(sets), unsynced=UNSYNCED if is_alone else "")
-    return _TELLING.format(sql) if tells else sql
 
 
 def _text(name: str, value: Any) -> str | None:

@@ -136,3 +136,45 @@ def assert_indexed(name: str, query: Callable[[], object]) -> None:
         lines = (line for line in text.splitlines() if re.search("SCAN jobs_(job|chord_part)", line))
         scans = [line for line in lines if "USING" not in line]
         assert not scans, f"{name}: {sql}\n{text}"
+
+
+def explained(sql: str, values: object = None) -> str:
+    with connection.cursor() as cursor:
+        cursor.execute(f"EXPLAIN {sql}", values)
+        return "\n".join(row[0] for row in cursor.fetchall())
+
+
+TYPES = {
+    "node": "uuid",
+    "token": "bigint",
+    "backend": "int",
+    "rank": "smallint",
+    "run_at": "timestamptz",
+    "id": "uuid",
+    "lease": "int",
+    "before": "bigint",
+    "what": "text",
+    "channel": "text",
+    "told": "text",
+    "state": "text",
+    "held": "boolean",
+    "waits_for": "text",
+}
+
+
+def explained_generically(sql: str, values: dict) -> str:
+    """As the server plans what is prepared, without a look at the values."""
+    names = [name for name in TYPES if f"%({name})s" in sql]
+    for number, name in enumerate(names, 1):
+        sql = sql.replace(f"%({name})s", f"${number}")
+    with connection.cursor() as cursor:
+        cursor.execute("SET plan_cache_mode = force_generic_plan")
+        try:
+            types = ", ".join(TYPES[name] for name in names)
+            cursor.execute(f"PREPARE explained ({types}) AS {sql.replace('%%', '%')}")
+            marks = ", ".join(["%s"] * len(names))
+            cursor.execute(f"EXPLAIN EXECUTE explained ({marks})", [values[name] for name in names])
+            return "\n".join(row[0] for row in cursor.fetchall())
+        finally:
+            cursor.execute("DEALLOCATE ALL")
+            cursor.execute("RESET plan_cache_mode")

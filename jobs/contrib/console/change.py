@@ -50,7 +50,9 @@ def which(args: Namespace, meant: tuple[str, ...] = ()) -> Selection:
     with reported(says="--{}"):
         if args.task is not None:
             given["task"] = full_name(args.task.strip())
-        return Selection.of(given, tuple(args.state or meant))
+        # On the command line it is a list; a caller of Django's ``call_command()`` may give one.
+        states = (args.state,) if isinstance(args.state, str) else tuple(args.state or meant)
+        return Selection.of(given, states)
 
 
 def key_of(text: str) -> uuid.UUID:

@@ -39,12 +39,12 @@ from jobs.contrib.durable.models import Step
 from jobs.contrib.durable.store import Gone, steps, take, write_done
 from jobs.contrib.passing.backoff import may_pass, of_the_table
 from jobs.contrib.results.endings import exception_of, instead_of
+from jobs.contrib.waking.waking import suspend, wake
 from jobs.errors import Busy, Cancel, EffectParked, LostLease, NotSettled
 from jobs.execution import finish
 from jobs.execution.pipeline import RERUNS
-from jobs.lifecycle import transitions
 from jobs.lifecycle.run import Run, Suspended, current_run, on_thread, persistently
-from jobs.lifecycle.transitions import NEVER, now_plus
+from jobs.lifecycle.transitions import NEVER, lose, now_plus
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import LIVE, Cancellation, Job, State
 from jobs.models.values import decoded, jsonable
@@ -437,7 +437,7 @@ class History:
 
         def write() -> bool:
             with transaction.atomic(using=self.using):
-                done = transitions.suspend(self.job, run_at, waits_for, error, self._deadline)
+                done = suspend(self.job, run_at, waits_for, error, self._deadline)
                 if done and self.job.state == State.SCHEDULED:
                     self._put(row, state=WAITING, error=error)
                 reach("before_suspend")
@@ -451,7 +451,7 @@ class History:
 
     def _lost(self, exc: Exception) -> Suspended:
         error = finish.entry(self.run, exc)
-        write = partial(transitions.lose, self.job, error, conf().MAX_NODE_LOSSES)
+        write = partial(lose, self.job, error, conf().MAX_NODE_LOSSES)
         self.suspended = Suspended(f"lost its database: {error['message']}", write)
         return self.suspended
 
@@ -556,7 +556,7 @@ def _end_job(exc: Exception) -> Exception:
 def wake_parent(batch_id: Any, using: str) -> None:
     """Let a job go on if all its children have ended."""
     if not Job.objects.using(using).filter(batch=batch_id, state__in=LIVE).exists():
-        transitions.wake(f"{CHILDREN}{batch_id}", using)
+        wake(f"{CHILDREN}{batch_id}", using)
 
 
 def run_again(jobs: Any, using: str) -> None:

@@ -21,7 +21,7 @@ from jobs.conf import conf
 from jobs.conf.syncpoints import reach
 from jobs.contrib.durable import store
 from jobs.contrib.durable.models import NOT_LOOKED, Signal
-from jobs.lifecycle import transitions
+from jobs.contrib.waking import waking
 from jobs.lifecycle.transitions import now_plus
 from jobs.models.values import MAX_KEY, check_size, jsonable
 from jobs.store import databases
@@ -83,7 +83,7 @@ def waited_for(using: str) -> list[str]:
 
 def _look(key: str, using: str) -> None:
     reach("before_look")
-    if transitions.wake(SIGNAL + key, using):
+    if waking.wake(SIGNAL + key, using):
         # If that job does not take it, a worker looks again.
         return
     fresh = Signal.objects.using(using).filter(key=key, taken_by=None, look_until=NOT_LOOKED)
@@ -99,7 +99,7 @@ def look_again(using: str) -> bool:
     fresh = list(recent.filter(look_until=NOT_LOOKED).values_list("pk", flat=True)[: conf().BATCH])
     waits = store.awaiting(Concat(Value(SIGNAL), OuterRef("key")), using)
     keys = set(recent.filter(Exists(waits)).values_list("key", flat=True)[: conf().BATCH])
-    woken = [transitions.wake(SIGNAL + key, using) for key in keys]
+    woken = [waking.wake(SIGNAL + key, using) for key in keys]
     if fresh:
         rows = Signal.objects.using(using).filter(pk__in=fresh)
         rows.update(look_until=databases.epoch(using) + LOOKED_AFTER)
@@ -112,7 +112,7 @@ def is_there(key: str, using: str) -> bool:
 
 def wake_if_there(key: str, using: str) -> None:
     if is_there(key, using):
-        transitions.wake(SIGNAL + key, using)
+        waking.wake(SIGNAL + key, using)
 
 
 def prune(using: str, budget: float) -> int:

@@ -9,7 +9,7 @@ from django.utils.module_loading import import_string
 from jobs import Snooze, task
 from jobs.contrib.durable.history import CHILDREN
 from jobs.contrib.durable.models import Step
-from jobs.lifecycle import transitions
+from jobs.contrib.waking import waking
 from jobs.models import LIVE, Job
 from jobs.models.values import decoded
 
@@ -21,7 +21,7 @@ def wake(self: Any, job_id: str, name: str) -> None:
     job = Job.objects.using(using).filter(pk=job_id, state__in=LIVE).first()
     if job is None or not Step.objects.using(using).filter(job=job_id, name=name, state=Step.State.WAITING).exists():
         return
-    if not str(job.waits_for).startswith(CHILDREN) or not transitions.wake(str(job.waits_for), using):
+    if not str(job.waits_for).startswith(CHILDREN) or not waking.wake(str(job.waits_for), using):
         # Race: it is about to wait, or to go on.
         raise Snooze(min(60.0, 0.5 * 2 ** min(self.job.snoozes, 8)), f"{job_id} is about to wait for its children")
 

@@ -33,9 +33,9 @@ from jobs import extensions
 from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.contrib.locks import store
+from jobs.contrib.waking import waking
 from jobs.errors import Busy
 from jobs.idempotency.keys import joined
-from jobs.lifecycle import transitions
 from jobs.lifecycle.run import Run, current_job, current_run
 from jobs.models import Job, State
 from jobs.store import databases, of
@@ -283,7 +283,7 @@ def wake(key: str, run: Run | None = None) -> None:
     for alias in conf().DATABASES:
         try:
             with of(alias).write_mutex():
-                if transitions.wake(WAITS + key, alias):
+                if waking.wake(WAITS + key, alias):
                     return
         except Error:
             logger.debug("no job was woken for the lock %r", key, exc_info=True, extra={"action": "lock_not_told"})
@@ -293,7 +293,7 @@ def wake(key: str, run: Run | None = None) -> None:
 
 def _wait_for(key: str, job: Job, seconds: float, error: dict[str, Any]) -> bool:
     """See ``Busy.wait``."""
-    if done := transitions.wait_for(job, WAITS + key, seconds, error):
+    if done := waking.wait_for(job, WAITS + key, seconds, error):
         # Race: the holder released it, and looked for waiting jobs, before that.
         with suppress(*AWAY):
             if look(key) is None:

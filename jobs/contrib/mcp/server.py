@@ -129,7 +129,7 @@ def _default(said: dict[str, Any]) -> Any:
 
 
 def _kind(said: dict[str, Any]) -> str:
-    if said.get("action", "store") != "store":
+    if said.get("action") in ("store_true", "store_false"):
         return "boolean"
     return "integer" if said.get("type") is int else "string"
 

@@ -21,6 +21,7 @@ from jobs.contrib.limits.rates import limit_of
 from jobs.contrib.messages import receiving
 from jobs.contrib.operator import problems, status
 from jobs.contrib.operator.store import HEADS
+from jobs.contrib.waking import waking
 from jobs.lifecycle import claims, transitions
 from jobs.maintenance import prune
 from jobs.maintenance.prune import Prune
@@ -242,7 +243,7 @@ def test_who_wakes_a_job_that_is_cancelled_at_this_moment_goes_on():
 
     def wake() -> bool:
         with transaction.atomic():
-            is_woken = transitions.wake("signal:a", "default")
+            is_woken = waking.wake("signal:a", "default")
             Marker.objects.create(key="k", kind="task")
             return is_woken
 

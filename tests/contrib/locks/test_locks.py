@@ -26,8 +26,8 @@ from django_redis import get_redis_connection
 
 from jobs import Busy, lock
 from jobs.conf import syncpoints
+from jobs.contrib.waking import waking
 from jobs.lifecycle import run as runs
-from jobs.lifecycle import transitions
 from jobs.maintenance.prune import Prune
 from jobs.models import Job, Lock, Node
 from jobs.store import databases, write_mutex
@@ -530,7 +530,7 @@ def test_each_release_wakes_one_in_the_order_in_which_they_came(store):
 def test_a_lock_that_is_released_before_the_waiter_is_written_wakes_it_all_the_same(store, monkeypatch):
     """Race: the holder looks for those that wait, and there is none yet."""
     result = own_tasks.locked.delay("a")
-    real = transitions.wait_for
+    real = waking.wait_for
     with ExitStack() as held:
         held.enter_context(held_elsewhere("locked:a"))
 
@@ -539,7 +539,7 @@ def test_a_lock_that_is_released_before_the_waiter_is_written_wakes_it_all_the_s
             assert Job.objects.get().state == "running"
             return real(*args)
 
-        monkeypatch.setattr(transitions, "wait_for", wait)
+        monkeypatch.setattr(waking, "wait_for", wait)
         assert deliver(result)[0] == "IGNORED"
     assert Job.objects.get().state == "ready"
 

@@ -38,6 +38,7 @@ from tests import tasks
 from tests.helpers import driver
 from tests.helpers.concurrency import Elsewhere, open_transaction
 from tests.helpers.harness import effects
+from tests.helpers.plans import explained, explained_generically
 from tests.helpers.rows import make, make_node
 from tests.helpers.servers import fair, wait_for
 
@@ -967,48 +968,6 @@ def full(request, node):
         cursor.execute(f"ALTER TABLE {live()} RESET (autovacuum_enabled)")
 
 
-def explained(sql: str, values: object = None) -> str:
-    with connection.cursor() as cursor:
-        cursor.execute(f"EXPLAIN {sql}", values)
-        return "\n".join(row[0] for row in cursor.fetchall())
-
-
-TYPES = {
-    "node": "uuid",
-    "token": "bigint",
-    "backend": "int",
-    "rank": "smallint",
-    "run_at": "timestamptz",
-    "id": "uuid",
-    "lease": "int",
-    "before": "bigint",
-    "what": "text",
-    "channel": "text",
-    "told": "text",
-    "state": "text",
-    "held": "boolean",
-    "waits_for": "text",
-}
-
-
-def explained_generically(sql: str, values: dict) -> str:
-    """As the server plans what is prepared, without a look at the values."""
-    names = [name for name in TYPES if f"%({name})s" in sql]
-    for number, name in enumerate(names, 1):
-        sql = sql.replace(f"%({name})s", f"${number}")
-    with connection.cursor() as cursor:
-        cursor.execute("SET plan_cache_mode = force_generic_plan")
-        try:
-            types = ", ".join(TYPES[name] for name in names)
-            cursor.execute(f"PREPARE explained ({types}) AS {sql.replace('%%', '%')}")
-            marks = ", ".join(["%s"] * len(names))
-            cursor.execute(f"EXPLAIN EXECUTE explained ({marks})", [values[name] for name in names])
-            return "\n".join(row[0] for row in cursor.fetchall())
-        finally:
-            cursor.execute("DEALLOCATE ALL")
-            cursor.execute("RESET plan_cache_mode")
-
-
 def statements_of(action) -> list[str]:
     """What it reads and writes of jobs: what goes past Django's cursor, then the rest as Django says it."""
     kind, asked = extensions.instead(sessions.Session) if driver.is_plain() else sessions.Session, []
@@ -1097,11 +1056,6 @@ def test_no_hot_statement_scans_or_sorts_the_table(full, statistics):
     plans["renew"] = ("jobs_job_pkey", explained_generically(postgresql.RENEW, values))
     succeed = postgresql.SUCCEED.format("NULL::json", "0.1", "%(id)s", "%(lease)s", "%(token)s")
     plans["succeed"] = ("jobs_job_pkey", explained_generically(succeed, values))
-    for tells in (False, True):
-        columns = transitions._waiting(None)
-        given = {**columns, "what": "k", "channel": "c", "told": "t"}
-        text = explained_generically(postgresql.wake_sql(columns, True, tells), given)
-        plans[f"wake {tells}"] = ("jobs_job_awaiting", text)
     own = OwnJobs(os.getpid())
     for name, index, action in (
         ("has_ready", "jobs_job_ready", lambda: clock.has_ready("default", [QUEUE, "mail"])),
