@@ -1,7 +1,1 @@
-"""It has no part of its own in the core: other extensions call ``waking.py``."""
-
-from jobs.doors import Extension
-
-
-class Waking(Extension):
-    pass
+"""It has no part in the core: other extensions call ``waking.py``."""
