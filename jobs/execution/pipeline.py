@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import random
 import sys
 import time
@@ -295,6 +296,7 @@ def call_body(run: Run, args: Any, kwargs: Any) -> None:
     """Call the body, where a soft time limit strikes; ``run.result`` or ``run.replacement`` is what it returned."""
     if run.body is None:
         run.began, run.promised = time.monotonic(), None
+    pid = os.getpid()
     try:
         run.slot.enter(BODY)
         run.result = (run.body or run.task.own_call or run.task.run)(*args, **kwargs)
@@ -308,6 +310,11 @@ def call_body(run: Run, args: Any, kwargs: Any) -> None:
         # The body has read another job. It has begun, so its own job is not left to another worker.
         raise RuntimeError(str(exc)) from exc
     finally:
+        if os.getpid() != pid:
+            # The body has forked, and its child has left it. It would go on as a second process with this one's slot,
+            # connection and jobs.
+            log(logging.ERROR, run.job, "a process that its body forked left the body: it ends", "child_ended")
+            os._exit(1)
         run.slot.enter(NAMED)
     if run.result is not None:
         check_returned(run.result)
@@ -335,7 +342,10 @@ def _is_lost(run: Run, exc: BaseException) -> bool:
 
 
 def _is_closed(run: Run) -> bool:
-    return bool(run.is_atomic and connections[run.using].closed_in_transaction)
+    connection = connections[run.using]
+    # psycopg 3 tells its own ``close()`` from a lost link.
+    is_closed = getattr(connection.connection, "closed", False) and not getattr(connection.connection, "broken", True)
+    return bool(run.is_atomic and (connection.closed_in_transaction or is_closed))
 
 
 def _roll_back(run: Run, exc: BaseException) -> None:

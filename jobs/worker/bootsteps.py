@@ -76,6 +76,7 @@ class NodeStep(bootsteps.StartStopStep):
                 # Raises if the worker was told to stop meanwhile.
                 maybe_shutdown()
                 if self._is_alone():
+                    supervisor.status = EX_FAILURE
                     raise WorkerShutdown(EX_FAILURE)
                 if time.monotonic() - complained > PATIENCE:
                     complained = time.monotonic()

@@ -53,6 +53,9 @@ AGAIN = 0.05
 #: Seconds to wait for a wake-up, at the most; and between two attempts to reach a database that is away.
 LONGEST_WAIT, AWAY_PAUSE = 30.0, 0.5
 
+#: The pause after an attempt that hung, in multiples of its length.
+HANGS = 4
+
 #: The worker's limits (``--time-limit``, ``--soft-time-limit``) for tasks without their own: hard and soft, seconds.
 default_limits: tuple[float | None, float | None] = (None, None)
 
@@ -171,10 +174,11 @@ class Runner:
             # Write the token first: if the process dies in the claim, its rows go back at once, and count nothing.
             claim = Claim(queue, worker_state.node, self._asked, self.new_token(), without, only=self.only)
             self.slot.rest(BUSY, claim.token)
+            began = time.monotonic()
             try:
                 jobs = self._claimer.take(using, claim)
             except Exception as exc:
-                self._note_away(using, exc)
+                self._note_away(using, exc, time.monotonic() - began)
                 if not isinstance(exc, Error):
                     # Rows may be claimed (no memory was left for them, say), and none was begun.
                     with suppress(Error):
@@ -213,23 +217,27 @@ class Runner:
         for using in conf().DATABASES:
             if began < self._away.get(using, 0.0):
                 continue
+            asked = time.monotonic()
             try:
                 self._promising.update((using, queue) for queue in self._claimer.promising(using, queues))
                 self._away.pop(using, None)
             except Exception as exc:
-                self._note_away(using, exc)
+                self._note_away(using, exc, time.monotonic() - asked)
         now = time.monotonic()
         self._ask_at = now + max(AGAIN, min(claims.RARELY * (now - began), claims.LOOK))
 
-    def _note_away(self, using: str, exc: Exception) -> None:
-        """A database cannot be read: leave it alone for a moment, and go on with the other databases."""
+    def _note_away(self, using: str, exc: Exception, took: float = 0.0) -> None:
+        """A database cannot be read: leave it alone for a moment, and go on with the other databases.
+
+        One that hangs is left alone for longer: an attempt that ``took`` ten seconds held up their jobs.
+        """
         if isinstance(exc, Error):
             databases.note_away(exc, using)
         else:
             databases.note_failure(exc, "a claim", worker_state.about("claim_failed"))
             # A body may have left a session whose rows the driver cannot read.
             databases.drop(using)
-        self._away[using] = time.monotonic() + AWAY_PAUSE
+        self._away[using] = time.monotonic() + max(AWAY_PAUSE, min(HANGS * took, LONGEST_WAIT))
 
     def _run_all(self, jobs: list[Job]) -> None:
         claimed_at = time.monotonic()

@@ -35,6 +35,9 @@ class Handle:
     #: not this process's).
     _pid, _pipe, _ready = 0, -1, -1
 
+    #: The exit status of the worker's main process, if its end hangs.
+    status = 0
+
     def start(self, queues: list[str], **node: Any) -> None:
         """Fork the watchdog of a worker; ``node`` has columns of the worker's ``Node`` row.
 
@@ -124,7 +127,7 @@ class Handle:
             deadline = time.monotonic() + LAST_WAIT + 2
             while time.monotonic() < deadline and self.is_alive():
                 time.sleep(0.02)
-        signal.signal(signal.SIGALRM, lambda *args: os._exit(0))
+        signal.signal(signal.SIGALRM, lambda *args: os._exit(self.status))
         signal.alarm(LAST_ALARM)
 
     def _close_in_child(self) -> None:

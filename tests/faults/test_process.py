@@ -95,7 +95,7 @@ def test_process_ended_inside_sqlite(ledger, tmp_path, where):
 
 
 @pytest.mark.parametrize("how", ["segfault", again("abort")])
-@guard(Without("jobs.lifecycle.transitions:_wait", "False", clause="limit is not None"))
+@guard(Without("jobs.lifecycle.transitions:wait", "False", clause="limit is not None"))
 def test_poison_ends_failed(ledger, how):
     """A body that always kills its process, among innocent ones.
 

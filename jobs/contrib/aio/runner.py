@@ -106,8 +106,8 @@ class AsyncRunner(Runner):
             self._doubtful.remove((using, token))
         return super()._claim()
 
-    def _note_away(self, using: str, exc: Exception) -> None:
-        super()._note_away(using, exc)
+    def _note_away(self, using: str, exc: Exception, took: float = 0.0) -> None:
+        super()._note_away(using, exc, took)
         self._doubt(using)
 
     def _doubt(self, *aliases: str) -> None:

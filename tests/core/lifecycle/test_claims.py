@@ -822,6 +822,19 @@ def test_a_database_that_is_away_at_the_claim_ends_no_process(runner, monkeypatc
     assert state(job)[0] == "succeeded"
 
 
+@pytest.mark.parametrize(("took", "least", "most"), [(0.0, 0.0, 0.6), (0.4, 1.0, 2.0)], ids=["refuses", "hangs"])
+def test_a_database_that_hangs_is_left_alone_for_longer(runner, monkeypatch, took, least, most):
+    """Each attempt holds the process up, and with it the jobs of the other databases."""
+
+    def take(using, claim):
+        time.sleep(took)
+        raise OperationalError("connection timeout expired")
+
+    monkeypatch.setattr(runner._claimer, "take", take)
+    assert not runner.run_batch()
+    assert least < runner._away["default"] - time.monotonic() < most
+
+
 def test_a_session_that_the_driver_cannot_read_any_more_ends(runner, monkeypatch, caplog):
     """A body may leave any setting behind; psycopg reads times in one style only."""
     if connection.vendor != "postgresql" or driver.is_plain():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -92,6 +93,31 @@ def test_pool_smoke(pool):
         assert [job.error["type"] for job in ended[:2]] == ["SystemExit", "KeyboardInterrupt"]
         assert worker.stop() == 0
     assert effects() == {**{f"k{n}": 1 for n in range(10)}, "r": 1}
+
+
+@shared_task
+def forks(how):
+    if child := os.fork():
+        os.waitpid(child, 0)
+        return os.getpid()
+    if how == "raises":
+        raise ValueError("in the child")
+    return sys.exit(0) if how == "exits" else os.getpid()
+
+
+@shared_task
+def own_pid():
+    return os.getpid()
+
+
+@pytest.mark.parametrize("how", ["returns", "raises", "exits"])
+def test_a_forked_child_that_leaves_the_body_ends(how):
+    """It would be a second process, with the slot and the connection of its parent, and would take the next jobs."""
+    with Worker(concurrency=1) as worker:
+        [row] = wait_ended(forks.delay(how).id)
+        assert (row.state, row.lease) == ("succeeded", 1)
+        assert wait_ended(own_pid.delay().id)[0].result == row.result
+        assert "left the body: it ends" in worker.text()
 
 
 @shared_task
