@@ -243,7 +243,7 @@ MODELS = (
             Guard(
                 "a retry looks whether its key is free",
                 ("BLIND_RETRY",),
-                "jobs.lifecycle.transitions._wait",
+                "jobs.lifecycle.transitions.wait",
                 "two jobs of one key wait",
             ),
         ),

@@ -122,7 +122,7 @@ OUT: dict[tuple[str, str], Code | str] = {
     ),
     ("unique", "a retry looks whether its key is free"): _code(
         Without(
-            "jobs.lifecycle.transitions:_wait",
+            "jobs.lifecycle.transitions:wait",
             'values["unique_key"] = None\n    if True:',
             clause='if job.unique_key is None or (job.unique_until == "finished" and not is_new):',
         )

@@ -189,7 +189,7 @@ def test_the_broker_is_killed_after_its_confirm(services, how):
         assert shop.main.is_alive
 
 
-@guard(Without("jobs.lifecycle.transitions:_wait", "False", clause="limit is not None"), case="shared sqlite")
+@guard(Without("jobs.lifecycle.transitions:wait", "False", clause="limit is not None"), case="shared sqlite")
 def test_poison_among_good_events(services):
     """An event that always kills the process of one of its handlers: the other one, and all other events, go on.
 
