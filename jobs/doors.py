@@ -113,7 +113,10 @@ class Extension:
     # The worker: beside each one there is a supervisor, a process with threads
 
     def starting(self, worker: Any) -> None:
-        """A worker is about to start, and has not forked. What this raises keeps it from starting."""
+        """A worker is about to start, and has not forked. What this raises keeps it from starting.
+
+        Extensions are called by their names: before the system checks a setting may be wrong.
+        """
 
     #: Makes an executor of other jobs for each process (``worker/executors.py``), before the worker forks; or None.
     executor: Callable[[Any], Any]

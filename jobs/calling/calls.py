@@ -233,10 +233,11 @@ def _moment(app: Celery, value: Any, name: str) -> Any:
             value = maybe_iso8601(value) or value
         if isinstance(value, str):
             raise ValueError(f"{name}={value!r} must be {MOMENT[0]}")
-    if not 1 < value.year < transitions.NEVER.year:
+    value = value if timezone.is_aware(value) else value.replace(tzinfo=app.timezone)
+    if value.year < 2 or value >= transitions.NEVER:
         # Python cannot show it in every time zone, or it means that the job waits for something else.
         raise ValueError(f"{name}={value!r} must be of the years 2 to 8999; for a job without it leave it out")
-    return value if timezone.is_aware(value) else value.replace(tzinfo=app.timezone)
+    return value
 
 
 def name_of(queue: kombu.Queue | str | None) -> str:

@@ -3,7 +3,7 @@
 Each function names the race that its condition decides. One run leaves ``running`` by :func:`succeed`, which every job
 costs, or by :func:`_finish`: both are fenced by lease and token. :func:`hand_back_claim` gives back what a process
 claimed and has not begun, by the token of the claim. Rows become ``running`` by the statements of claims
-(``jobs/store``, and stores of extensions).
+(``jobs/store``, and stores of extensions), and an extension has the one that wakes a job.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ from typing import Any
 
 from jobs import extensions
 
+PART_OF = ("jobs.contrib.results",)
+
 #: Each public name, and its module: a worker imports none of these modules.
 _NAMES = dict.fromkeys(
     ["Runs", "assert_enqueued", "assert_not_enqueued", "capture_jobs", "run_jobs"], f"{__name__}.inline"

@@ -27,6 +27,9 @@ from jobs.worker.supervisor import LAST_WAIT, REGISTERED, Supervisor
 #: Seconds that the rest of the main process's end may take.
 LAST_ALARM = 5
 
+#: Seconds between two looks at a supervisor that is stopped.
+STOPPED_LOOK = 0.1
+
 
 class Handle:
     """The handle of the worker's main process on its supervisor; without one (outside of a worker) it does nothing."""
@@ -168,8 +171,12 @@ def _supervise(main: int, node: dict[str, Any], pipe: int, ready: int) -> None:
 def _ended(child: int) -> int:
     """Wait for its end; returns the status. One that stays stopped (``SIGSTOP``) is killed: it does not beat."""
     while os.WIFSTOPPED(status := os.waitpid(child, os.WUNTRACED)[1]):
-        time.sleep(conf().DEAD_AFTER)
-        if os.waitid(os.P_PID, child, os.WCONTINUED | os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        # Looks are counted, and not seconds: this process may have been stopped as well.
+        for _ in range(round(conf().DEAD_AFTER / STOPPED_LOOK)):
+            time.sleep(STOPPED_LOOK)
+            if os.waitid(os.P_PID, child, os.WCONTINUED | os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                break
+        else:
             logger.error("the supervisor stays stopped", extra=worker_state.about("supervisor_stopped"))
             os.kill(child, signal.SIGKILL)
     return status

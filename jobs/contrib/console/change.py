@@ -103,7 +103,7 @@ def _change(operation: Operation, out: JobsCommand, args: Namespace) -> None:
         if not args.ids and time.monotonic() - said > PROGRESS:
             said = time.monotonic()
             out.warn(f"{number} of {max(total, number)}", out.style.NOTICE)
-    out.say_json({"dry_run": args.dry_run, "done": done[True], "refused": refused})
+    out.say_json({"dry_run": args.dry_run, "done": done[True], "asked_to_end": others.total(), "refused": refused})
     values: dict[str, Any] = {"done": done[True], "refused": done[False], "participle": operation.participle}
     if not args.ids:
         would = gettext("%(done)s would be %(participle)s, %(refused)s refused")

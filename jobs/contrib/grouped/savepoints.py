@@ -13,7 +13,7 @@ class Alone(BaseException):
 
 @contextmanager
 def none_sent(connection: Any) -> Iterator[None]:
-    """Replace the hooks that a Django backend overrides; ``store/postgresql.py`` also replaces some."""
+    """Replace the hooks that a Django backend overrides; ``contrib/savepoints`` also replaces them."""
     hooks = ("_savepoint", "_savepoint_commit", "_savepoint_rollback")
     before = {name: vars(connection)[name] for name in hooks if name in vars(connection)}
 

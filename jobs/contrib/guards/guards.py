@@ -1,6 +1,6 @@
 """guard(): the current state of a row, which no other transaction can change until this one ends.
 
-Others can still read the row, and it is no lock across transactions (``jobs.idempotency.locks``). Under a guard on a
+Others can still read the row, and it is no lock across transactions (``jobs.contrib.locks``). Under a guard on a
 row that other requests wait for, such as the user at a login, send no mail and call no provider; guard a row of your
 own, and set a timeout.
 """

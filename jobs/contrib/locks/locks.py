@@ -56,7 +56,7 @@ REMEMBERED = 86400.0
 WAITS = "lock:"
 
 #: The locks that the blocks around this code hold.
-_around: ContextVar[tuple[str, ...]] = ContextVar("jobs.idempotency.locks", default=())
+_around: ContextVar[tuple[str, ...]] = ContextVar("jobs.contrib.locks", default=())
 
 
 def lock(*key: str | int, ttl: float = 30.0, wait: float = 0.0) -> AbstractContextManager[int]:

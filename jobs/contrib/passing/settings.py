@@ -14,8 +14,11 @@ class Settings:
 
 
 def _are_times(value: Any) -> bool:
-    are_numbers = isinstance(value, list | tuple) and all(type(each) in (int, float) for each in value)
-    return are_numbers and all(0 < each < 1e11 for each in value)
+    return isinstance(value, list | tuple) and all(map(_is_time, value))
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e11
 
 
 #: Same form as in ``jobs.conf``.

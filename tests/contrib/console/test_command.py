@@ -80,8 +80,10 @@ def test_a_text_that_is_none_is_said_to_be_so():
 
 def test_those_that_are_asked_to_end_are_counted_apart():
     make("ready"), make("running")
-    said = run("cancel", "--state", "ready", "--state", "running")
-    assert said.splitlines() == [
+    which = "cancel", "--state", "ready", "--state", "running"
+    counted = {"dry_run": True, "done": 2, "asked_to_end": 1, "refused": []}
+    assert json.loads(run(*which, "--dry-run", "--json")) == counted
+    assert run(*which).splitlines() == [
         "2 cancelled, 0 refused",
         "of these 1: asked to end at its next checkpoint or at its end (is running)",
     ]
@@ -90,7 +92,7 @@ def test_those_that_are_asked_to_end_are_counted_apart():
 def test_an_id_from_beyond_all_calendars_is_shown():
     tasks.noop.apply_async(task_id="ffffffff-ffff-7fff-bfff-ffffffffffff")
     assert "tests.tasks.noop" in run("list")
-    assert "succeeded" not in run("show", "ffffffff-ffff-7fff-bfff-ffffffffffff")
+    assert "tests.tasks.noop" in run("show", "ffffffff-ffff-7fff-bfff-ffffffffffff")
 
 
 @pytest.mark.parametrize("state", ["scheduled", "ready"])

@@ -358,6 +358,7 @@ def test_nobody_snoozes_for_milliseconds(declare, seconds):
         {"expires": "0001-01-01T00:00:00Z"},
         # The row of a job that waits for something else has such a time.
         {"eta": "9000-01-01T00:00:00Z"},
+        {"eta": "8999-12-31T23:30:00-05:00"},
     ],
     ids=str,
 )

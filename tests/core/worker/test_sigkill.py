@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
+import time
 import uuid
 
 import pytest
@@ -12,6 +14,7 @@ from celery import shared_task
 from django.db import connection
 
 from jobs.models import Job, Node
+from jobs.worker import watchdog
 from tests import tasks
 from tests.faults.strike import Strike
 from tests.helpers import driver
@@ -244,6 +247,28 @@ def test_a_supervisor_that_stays_stopped_is_replaced():
         wait_for(lambda: "died and is started again" in worker.text(), 20, "restart")
         wait_ended(tasks.effect.delay("a").id)
     assert effects() == {"a": 1}
+
+
+def test_a_supervisor_that_is_stopped_for_moments_is_left_alone():
+    """A tool that takes snapshots of processes stops each for a moment, again and again."""
+    if (child := os.fork()) == 0:
+        time.sleep(60)
+        os._exit(0)
+
+    def stop_now_and_then() -> None:
+        for seconds in (1.0, 2.2):
+            os.kill(child, signal.SIGSTOP)
+            time.sleep(seconds)
+            os.kill(child, signal.SIGCONT)
+            time.sleep(0.3)
+        os.kill(child, signal.SIGTERM)
+
+    stopping = threading.Thread(target=stop_now_and_then)
+    stopping.start()
+    try:
+        assert os.WTERMSIG(watchdog._ended(child)) == signal.SIGTERM
+    finally:
+        stopping.join()
 
 
 def _is_supervisor(pid: int, worker: Worker) -> bool:
