@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from django.db import connection, transaction
+from celery import shared_task
+from django.db import connection, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from jobs.contrib.savepoints.store import spare_savepoints
 from jobs.models import Node
+from tests.helpers.harness import deliver
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 
@@ -28,13 +30,7 @@ def made() -> set[str]:
 def test_nothing_is_sent_for_it():
     if connection.vendor != "postgresql":
         pytest.skip("PostgreSQL only")
-    with (
-        CaptureQueriesContext(
-            connection,
-        ) as captured,
-        transaction.atomic(),
-        transaction.atomic(),
-    ):
+    with CaptureQueriesContext(connection) as captured, transaction.atomic(), transaction.atomic():
         with transaction.atomic():
             make("a")
         with transaction.atomic():
@@ -42,6 +38,26 @@ def test_nothing_is_sent_for_it():
     sent = [query["sql"].split()[0] for query in captured.captured_queries]
     assert sent == ["BEGIN", "INSERT", "SAVEPOINT", "INSERT", "RELEASE", "COMMIT"]
     assert made() == {"a", "b"}
+
+
+@shared_task
+def nests():
+    with transaction.atomic():
+        make("a")
+
+
+def test_a_run_spares_it(node):
+    """Without the hooks that the tests here have set by hand."""
+    if connection.vendor != "postgresql":
+        pytest.skip("PostgreSQL only")
+    job = nests.delay()
+    for name in ("_jobs_spared", "_savepoint", "_savepoint_rollback", "_savepoint_commit"):
+        vars(connections["default"]).pop(name, None)
+    with CaptureQueriesContext(connection) as captured:
+        assert deliver(job)[0] == "SUCCESS"
+    sent = [query["sql"].split()[0] for query in captured.captured_queries]
+    assert "INSERT" in sent
+    assert "SAVEPOINT" not in sent
 
 
 def test_what_it_held_is_rolled_back_and_nothing_else():
