@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jobs
 from jobs import extensions
+from jobs.doors import Extension
 from tests import house as house_counts
 
 HOME = Path(jobs.__file__).parent
@@ -106,6 +107,14 @@ def test_the_core_names_no_extension():
 
 def test_the_doors_are_few_enough_to_be_read():
     assert (HOME / "doors.py").read_text().count("\n") <= 180
+
+
+def test_what_an_extension_has_is_a_door():
+    """Nobody asks for another name, and says so."""
+    of_extensions = [vars(module.Doors) for module in extensions.modules("doors") if hasattr(module, "Doors")]
+    doors = {*vars(Extension), *Extension.__annotations__}.union(*of_extensions)
+    odd = {type(each): {name for name in vars(type(each)) if name[0] != "_"} - doors for each in extensions.instances()}
+    assert {kind: names for kind, names in odd.items() if names} == {}
 
 
 def test_no_room_outgrows_its_reader():
