@@ -26,7 +26,6 @@ class Runner:
 '''
 
 
-@pytest.mark.slow
 def test_every_guard_can_be_taken_out(tmp_path):
     """What it names is there exactly once, and what is left without it is still Python."""
     wrong = []

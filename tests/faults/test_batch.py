@@ -156,7 +156,7 @@ def test_body_that_takes_long_for_once(ledger, tmp_path):
     assert Job.objects.get(pk=struck.job).lease == 1
 
 
-@guard(Without("jobs.worker.watchdog:_supervise", "True", clause="status == 0"))
+@guard(Without("jobs.worker.watchdog:_supervise", "True", clause="_ended(child) == 0"))
 def test_supervisor_killed_in_a_batch(ledger, tmp_path):
     """The next one finds on the worker state what waits behind whom.
 

@@ -223,7 +223,7 @@ def test_soft_time_limit_that_the_body_handles(ledger, how):
         assert message.get(how, "40001") in error["message"] + error["traceback"]
 
 
-@guard(Without("jobs.worker.watchdog:_supervise", "True", clause="status == 0"))
+@guard(Without("jobs.worker.watchdog:_supervise", "True", clause="_ended(child) == 0"))
 def test_supervisor_killed_under_load(ledger):
     """Who watches the watcher: its watchdog.
 
