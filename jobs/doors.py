@@ -82,6 +82,10 @@ class Extension:
     def find(self, job: Any) -> Any:
         """The task of a claimed job is not registered in this process: import it, or None. It may raise anything."""
 
+    def put_aside(self, job: Any) -> bool:
+        """No extension finds the task of a claimed job: let it wait, with others like it. False: it is handed back."""
+        return False
+
     # A run
 
     def around(self, run: Any) -> AbstractContextManager[Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import datetime
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,8 +24,8 @@ from jobs import extensions, signals, store
 from jobs.conf import conf
 from jobs.errors import UniqueBusy, UniqueTaken
 from jobs.lifecycle import unique, wakeups
-from jobs.models import AWAITING, CLAIMABLE, ENDED, UNSUCCESSFUL, WAITING, Cancellation, Job, Node, State
-from jobs.models.columns import ADDED, ORDER, Part, named
+from jobs.models import ENDED, UNSUCCESSFUL, WAITING, Cancellation, Job, Node, State
+from jobs.models.columns import ADDED, Part, named
 from jobs.models.values import scrub
 from jobs.store import databases
 from jobs.store.base import owned
@@ -34,8 +34,6 @@ from jobs.store.base import owned
 COUNTS = named(Part.COUNT)
 #: How many errors a job keeps: as many of the first, and as many of the last.
 KEPT_ERRORS = 20
-#: What ``Job.waits_for`` begins with, before the name of a task that no worker knows.
-TASK = "task:"
 #: ``run_at`` of a job whose task no worker knows: never, until a worker that knows it lets the job go.
 PARKED = datetime.datetime(9001, 1, 1, tzinfo=datetime.UTC)
 #: ``run_at`` of a job that waits for something else than a time: the code that brings this makes the job ready.
@@ -377,40 +375,7 @@ def retry_by_hand(job_id: uuid.UUID, using: str) -> bool:
         raise UniqueBusy("another transaction is about to take its unique key; try again in a moment") from exc
 
 
-def postpone_unknown(job: Job, limit: int) -> int:
-    """No worker of its queue knows a claimed job's task: it, and up to ``limit`` like it, wait for one that does."""
-    using = str(job._state.db)
-    error = error_entry("NotRegistered", f"no worker that claimed it knows the task {job.task!r}", attempt=job.lease)
-    # A worker that knows the task lets them go (:func:`let_go`).
-    waits = {"run_at": PARKED, "waits_for": TASK + job.task}
-    done = int(wait(job, PARKED, error, is_kept=False, waits_for=TASK + job.task))
-    # Jobs that are held back are in no other job's way, and not in the index of the queue.
-    ready = Job.objects.using(using).filter(CLAIMABLE, queue=job.queue, task=job.task)
-    changes = {"state": State.SCHEDULED, "error": error, **waits}
-    return done + len(_change_free(ready.order_by(*ORDER), using, limit, changes))
-
-
-def unknown(using: str, most: int) -> Iterator[Job]:
-    """One job of each task for which jobs wait until a worker knows it, in the order of the tasks' names."""
-    parked, last = Job.objects.using(using).filter(AWAITING).order_by("waits_for", "id"), TASK
-    for _ in range(most):
-        # Step from name to name: there may be very many jobs of one task.
-        job = parked.filter(waits_for__gt=last).only("task", "options", "waits_for").first()
-        if job is None or not str(job.waits_for).startswith(TASK):
-            return
-        yield job
-        last = str(job.waits_for)
-
-
-def let_go(using: str, tasks: Iterable[str], queues: Sequence[str], limit: int) -> list[str]:
-    """Let go jobs that waited for a worker that knows their task: now there is one. Returns the queue of each."""
-    known = [TASK + task for task in tasks]
-    parked = Job.objects.using(using).filter(AWAITING, waits_for__in=known, queue__in=queues)
-    # All get the same time: the order of their ids is kept.
-    return _change_free(parked, using, limit, waiting(None))
-
-
-def _change_free(waiting: QuerySet[Job], using: str, limit: int, changes: dict[str, Any]) -> list[str]:
+def change_free(waiting: QuerySet[Job], using: str, limit: int, changes: dict[str, Any]) -> list[str]:
     """Change those of the waiting jobs that are not locked; returns the queue of each."""
 
     def write() -> list[str]:
@@ -420,13 +385,6 @@ def _change_free(waiting: QuerySet[Job], using: str, limit: int, changes: dict[s
         return list(rows.values())
 
     return databases.again_if_moved(using, write)
-
-
-def is_known_elsewhere(job: Job) -> bool:
-    """Whether a live worker of the job's queue, other than the one that claimed it, knows its task."""
-    assert job.node_id is not None
-    others = Node.objects.using(job._state.db).filter(dead_at=None, stopping_at=None).exclude(pk=job.node_id)
-    return any(job.task in tasks and job.queue in queues for tasks, queues in others.values_list("tasks", "queues"))
 
 
 def make_due(using: str, limit: int, first: str = "run_at", at: Any = None, since: Any = None) -> list[str]:
@@ -441,7 +399,7 @@ def make_due(using: str, limit: int, first: str = "run_at", at: Any = None, sinc
         late = late.filter(run_at__gte=RawSQL("%s", [since]))
     if not late.values_list("pk")[:1]:
         return []
-    return _change_free(late, using, limit, {"state": State.READY, "held": None, "waits_for": None})
+    return change_free(late, using, limit, {"state": State.READY, "held": None, "waits_for": None})
 
 
 def expire(using: str, limit: int, at: Any = None, since: Any = None) -> int:

@@ -16,8 +16,6 @@ from jobs.conf.logs import logger
 from jobs.lifecycle import transitions
 from jobs.lifecycle.wakeups import notify, wakeup
 from jobs.lifecycle.worker_state import worker_state
-from jobs.maintenance import Seldom
-from jobs.models import Job, Node
 from jobs.store import databases, shared_connections
 from jobs.store.base import COMMITTED_WITHIN, Seen, Since
 
@@ -98,54 +96,11 @@ def _tick(using: str, done: dict[str, int], answers: dict[str, dict[str, Any]]) 
     if seen.is_ready:
         wakeup.send()
     if seen.due is not None:
-        done["due"] += _until_done(partial(_make_due, using, seen.due))
+        done["due"] += until_done(partial(_make_due, using, seen.due))
     if seen.late is not None:
-        done["expired"] += _until_done(partial(transitions.expire, using, conf().BATCH, since=seen.late))
+        done["expired"] += until_done(partial(transitions.expire, using, conf().BATCH, since=seen.late))
     if seen.is_asked:
         done["cancelled"] += transitions.sweep_cancellations(using, conf().BATCH)
-    if seen.is_parked:
-        _seldom.take(("parked", using), partial(_let_go, using))
-
-
-#: These steps come last in a tick: an error or a wait in them delays no other step.
-_seldom = Seldom(20)
-
-
-#: How many unknown tasks that jobs wait for are looked at; and for each whether this worker could import it.
-UNKNOWN_TASKS = 100
-_imported: dict[str, bool] = {}
-
-
-def _let_go(using: str) -> int:
-    """Let jobs go on that waited for a worker that knows their task, if this worker does."""
-    node = Node.objects.using(using).filter(pk=worker_state.node)
-    if (
-        worker_state.is_quiet
-        or worker_state.stopping_for is not None
-        or (tasks := node.values_list("tasks", flat=True).first()) is None
-    ):
-        return 0
-    if new := [
-        job.task for job in transitions.unknown(using, UNKNOWN_TASKS) if job.task not in tasks and _can_import(job)
-    ]:
-        # Other workers leave jobs of these tasks to this one.
-        tasks = [*tasks, *new]
-        node.update(tasks=tasks)
-    limit = DUE_BATCHES * conf().BATCH
-    return _until_done(lambda: _told(using, transitions.let_go(using, tasks, worker_state.queues, limit)))
-
-
-def _can_import(job: Job) -> bool:
-    """Whether an extension finds the job's task. The worker remembers what was found, or raised, until it ends."""
-    if job.task not in _imported:
-        # The project's code may raise anything.
-        try:
-            if not any(find(job) is not None for find in extensions.through("find")):
-                return False
-            _imported[job.task] = True
-        except Exception:
-            _imported[job.task] = False
-    return _imported[job.task]
 
 
 def _make_due(using: str, since: Any) -> int:
@@ -153,10 +108,10 @@ def _make_due(using: str, since: Any) -> int:
     if len(queues) == DUE_BATCHES * conf().BATCH:
         # There are more. A job that came due just now must not wait behind them.
         queues += transitions.make_due(using, conf().BATCH, "-run_at", since=since)
-    return _told(using, queues)
+    return told(using, queues)
 
 
-def _told(using: str, queues: list[str]) -> int:
+def told(using: str, queues: list[str]) -> int:
     """Notify after each batch: the first jobs of many must not wait for the last."""
     if queues:
         notify(using, queues)
@@ -164,7 +119,7 @@ def _told(using: str, queues: list[str]) -> int:
     return len(queues)
 
 
-def _until_done(step: Callable[[], int]) -> int:
+def until_done(step: Callable[[], int]) -> int:
     done = 0
     deadline = time.monotonic() + LONGEST_TICK
     while (count := step()) and time.monotonic() < deadline:

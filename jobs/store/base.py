@@ -35,9 +35,6 @@ SELECT {now},
         WHERE state IN ('scheduled', 'ready') AND expires_at IS NOT NULL AND expires_at <= {now} {late}
         ORDER BY expires_at LIMIT 1),
        EXISTS (SELECT 1 FROM jobs_cancellation),
-       {rare} AND (
-           SELECT 1 FROM jobs_job WHERE state = 'scheduled' AND run_at > '9000-06-01' ORDER BY run_at LIMIT 1
-       ) IS NOT NULL,
        {ready}{more}
 """
 
@@ -96,7 +93,6 @@ class Seen(NamedTuple):
     due: Any
     late: Any
     is_asked: bool
-    is_parked: bool
     is_ready: bool
     #: The answers to what extensions ask.
     more: tuple[Any, ...]
@@ -367,8 +363,8 @@ class Store:
             since: a short look, which begins where the last one ended.
         """
         sql, names = self._look_sql(queues, more, since)
-        now, due, late, is_asked, is_parked, is_ready, *rest = self.ask(sql, *names)[0]
-        return Seen(now, due, late, is_asked, is_parked, is_ready, tuple(rest))
+        now, due, late, is_asked, is_ready, *rest = self.ask(sql, *names)[0]
+        return Seen(now, due, late, is_asked, is_ready, tuple(rest))
 
     def _look_sql(self, queues: Sequence[str], more: Iterable[str], since: Since | None) -> tuple[str, list[Any]]:
         words = {"now": self.now, "epoch": self.epoch, "rare": "1 = 1" if since is None else "1 = 0"}

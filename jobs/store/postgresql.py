@@ -287,11 +287,11 @@ class PostgreSQL(base.Store):
         more = [*more]
         sql, _ = self._look_sql(queues, more, since)
         sql = sql % f"ARRAY[{', '.join(map(self.session.literal, queues))}]"
-        names = ", ".join(("now", "due", "late", *(f"answer{number}" for number in range(3 + len(more)))))
+        names = ", ".join(("now", "due", "late", *(f"answer{number}" for number in range(2 + len(more)))))
         found = self._first(f"SELECT json_build_array({names}) FROM ({sql}) AS seen ({names})")
-        *times, is_asked, is_parked, is_ready = (found := json.loads(str(found)))[:6]
+        *times, is_asked, is_ready = (found := json.loads(str(found)))[:5]
         now, due, late = (each and datetime.datetime.fromisoformat(each) for each in times)
-        return Seen(now, due, late, is_asked, is_parked, is_ready, tuple(found[6:]))
+        return Seen(now, due, late, is_asked, is_ready, tuple(found[5:]))
 
     def _ready(self, queues: Sequence[str], is_short: bool) -> tuple[str, list[Any]]:
         sql = WITH_READY.format(queues="%s", first=NEW_FIRST if is_short else FIRST)

@@ -38,10 +38,7 @@ from jobs.worker import executors
 #: the moving mean of its runs, in which the last run has this weight.
 BATCH_TIME, WEIGHT = 0.05, 0.2
 
-#: How many jobs of a task that no worker knows are put aside by one statement.
-UNKNOWN_BATCH = 1000
-
-#: Seconds that claims leave out a task that only another worker knows.
+#: Seconds that claims leave out a task that is not known here.
 LEFT = 5.0
 
 #: A database and a queue.
@@ -104,7 +101,7 @@ class Runner:
         self._next = 1
         #: How many jobs the last claim asked for.
         self._asked = 0
-        #: The tasks that only other workers know, and until when claims leave them alone.
+        #: The tasks that are not known here, and until when claims leave them alone.
         self._unknown: dict[str, float] = {}
         #: The jobs that could not be finished because their database was away.
         self._unfinished: list[Job] = []
@@ -390,15 +387,12 @@ class Runner:
 
     def _postpone(self, job: Job) -> None:
         with suppress(Error):
-            if transitions.is_known_elsewhere(job):
-                # The next claims leave them to that worker.
-                self._unknown[job.task] = time.monotonic() + LEFT
-                if transitions.hand_back(job, 0):
-                    notify(str(job._state.db), [job.queue])
+            if any(put_aside(job) for put_aside in extensions.through("put_aside")):
                 return
-            count = transitions.postpone_unknown(job, UNKNOWN_BATCH)
-            text = f"is unknown here: {count} such jobs wait for a worker that knows it"
-            log(logging.WARNING, job, text, "unknown_task", count=count)
+            # The next claims leave such jobs to another worker.
+            self._unknown[job.task] = time.monotonic() + LEFT
+            if transitions.hand_back(job, 0):
+                notify(str(job._state.db), [job.queue])
 
     def _finish_left(self) -> None:
         """Runs that found no database at their end are over: their jobs wait again, now that there is one."""

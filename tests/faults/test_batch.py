@@ -220,7 +220,7 @@ def test_hard_time_limit_in_a_batch(ledger, tmp_path):
     assert Job.objects.get(pk=struck.job).error["type"] == "TimeLimitExceeded"
 
 
-@guard(Without("jobs.lifecycle.transitions:postpone_unknown", "0"))
+@guard(Without("jobs.contrib.unknown_tasks.parking:put_aside", "False"))
 def test_unknown_tasks_at_the_head_of_a_queue(ledger):
     """More of them than one statement puts aside; a worker that knows them comes later.
 

@@ -113,7 +113,7 @@ def test_connection_left_behind(ledger):
 
 
 @pytest.mark.quick
-@guard(Without("jobs.lifecycle.transitions:postpone_unknown", "0"))
+@guard(Without("jobs.contrib.unknown_tasks.parking:put_aside", "False"))
 def test_unknown_task_during_a_rolling_deploy(ledger):
     """Half of the workers do not know the new task yet, and claim its jobs as well.
 

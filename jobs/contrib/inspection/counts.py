@@ -16,7 +16,7 @@ from jobs.store import databases, heartbeats
 
 MOST = 10_000  #: Counts stop here: of a long backlog it only matters that it is long.
 
-#: The error type of a job whose task no worker knew (``transitions.postpone_unknown``).
+#: The error type of a job whose task no worker knew (``contrib/unknown_tasks``).
 UNKNOWN = "NotRegistered"
 
 

@@ -14,14 +14,12 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, timedelta
 from functools import cached_property
 from typing import Any
 
 from django.db import connections
 from django.db.models import BigIntegerField, Count, Exists, OuterRef, Q, QuerySet
 from django.db.models.functions import Cast, Now
-from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from jobs import store
@@ -30,9 +28,9 @@ from jobs.contrib.inspection.counts import MOST, in_line, late_after, paused, si
 from jobs.contrib.operations.selection import newest
 from jobs.contrib.operator.store import Head, heads, running_by_node
 from jobs.contrib.verify.store import constraints
-from jobs.lifecycle.transitions import PARKED, TASK, now_plus
+from jobs.lifecycle.transitions import now_plus
 from jobs.maintenance.clock import LONGEST_TICK
-from jobs.models import AWAITING, LIVE, UNSUCCESSFUL, Cancellation, Job, Marker, Node, State, tables
+from jobs.models import LIVE, UNSUCCESSFUL, Cancellation, Job, Marker, Node, State, tables
 from jobs.store import databases
 
 HISTORY = 20_000  #: How many of the last ended jobs are read, unless all are asked for: it takes 100 ms.
@@ -131,11 +129,6 @@ class Rule:
         return takes[self.within] + SLACK if self.within else 0.0
 
 
-def _iso(seconds: float) -> str:
-    """The moment this many seconds ago, in the form that errors use."""
-    return (timezone.now() - timedelta(seconds=seconds)).astimezone(UTC).isoformat()
-
-
 RULES: list[Rule] = []  #: The rules, in the order of the report.
 
 #: Functions of extensions: which of the ready jobs of a queue are certainly not held back.
@@ -207,21 +200,6 @@ class Search:
     @Rule("due-ready", _("a scheduled job that is due becomes ready"), "poll")
     def overdue(self) -> Rows:
         return [self.jobs.filter(state=State.SCHEDULED, run_at__lte=self.since).order_by("run_at")]
-
-    @Rule(
-        "known-let-go",
-        _("a job that waits for a worker that knows its task is let go when there is one"),
-        "poll",
-        waiting=lambda search: [search.jobs.filter(AWAITING, run_at=PARKED)],
-    )
-    def known(self) -> Rows:
-        """A worker looks from its start on. ``error`` says when the job was put aside."""
-        parked = self.jobs.filter(AWAITING, run_at=PARKED, error__at__lte=_iso(self.seconds))
-        known = Q(pk__in=())
-        for worker in self.view.working if parked.exists() else ():
-            if worker.takes_jobs and worker.age.total_seconds() > self.seconds:
-                known |= Q(waits_for__in=[TASK + task for task in worker.tasks], queue__in=worker.queues)
-        return [parked.filter(known)]
 
     @Rule(
         "ready-taken",

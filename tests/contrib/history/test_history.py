@@ -21,6 +21,7 @@ from jobs.contrib.limits.rates import limit_of
 from jobs.contrib.messages import receiving
 from jobs.contrib.operator import problems, status
 from jobs.contrib.operator.store import HEADS
+from jobs.contrib.unknown_tasks import parking
 from jobs.contrib.waking import waking
 from jobs.lifecycle import claims, transitions
 from jobs.maintenance import prune
@@ -273,9 +274,9 @@ def test_who_skips_locked_rows_looks_again_when_one_of_them_moved():
         assert transitions.make_due("default", 10) == ["celery"]
     Job.objects.filter(pk=late.pk).delete()
     with moved_once():
-        assert transitions.postpone_unknown(run(parked), 10) == 2
+        assert parking.postpone(run(parked), 10) == 2
     with moved_once():
-        assert transitions.let_go("default", ["tests.gone"], ["celery"], 10) == ["celery"] * 2
+        assert parking.let_go("default", ["tests.gone"], ["celery"], 10) == ["celery"] * 2
     assert Job.objects.get(pk=odd.pk).state == "ready"
 
 

@@ -20,7 +20,6 @@ from jobs import store
 from jobs.contrib.pauses import pauses
 from jobs.contrib.verify.verify import RULES, SHAPES, WINDOW, Report, Unverifiable, verify
 from jobs.lifecycle import transitions
-from jobs.lifecycle.transitions import PARKED, TASK
 from jobs.maintenance import clock
 from jobs.maintenance.rescue import Rescue
 from jobs.models import Cancellation, Job, Marker, Node
@@ -86,16 +85,8 @@ def _note(state: str, **more) -> object:
     return Cancellation.objects.create(job=make(state, **more).pk, at=ago(LONG)).pk
 
 
-def _parked(task: str) -> Job:
-    """Put aside long ago, since nobody knew the task."""
-    Node.objects.update(tasks=[task])
-    error = {**ERROR, "type": "NotRegistered"}
-    return make("scheduled", task=task, run_at=PARKED, waits_for=TASK + task, error=error)
-
-
 #: For each rule the ways to break it; each returns the key that is named.
 BREAKERS: list[tuple[str, Callable[[], object]]] = [
-    ("known-let-go", lambda: _parked("tests.tasks.noop").pk),
     ("state-known", lambda: make("lost", finished_at=timezone.now()).pk),
     ("live-not-finished", lambda: make("scheduled", age=-LONG, finished_at=timezone.now()).pk),
     ("live-not-finished", lambda: make("ready", finished_at=timezone.now()).pk),

@@ -376,16 +376,11 @@ def test_a_job_that_is_due_before_the_place_is_found_by_a_look_from_the_start(no
     monkeypatch.setattr(clock, "LONGEST_LOOK", 2.0)
     clock.tick(), clock.tick()
     rows = [make("scheduled", age=3600), make("scheduled", age=-60, expires_at=ago(3600))]
-    Node.objects.filter(pk=worker_state.node).update(tasks=["of.a.later.release"])
-    parked = make(
-        "scheduled", task="of.a.later.release", waits_for="task:of.a.later.release", run_at=transitions.PARKED
-    )
     began = time.monotonic()
     done = clock.tick()
     # On a busy machine that was the look from the start.
     assert (done["due"], done["expired"]) == (0, 0) or time.monotonic() - began > 1
     wait_for(lambda: clock.tick() and {state(job)[0] for job in rows} == {"ready", "cancelled"}, 10, "they are found")
-    wait_for(lambda: clock.tick() and state(parked)[0] == "ready", 10, "and what waits for this worker")
 
 
 def test_the_look_from_the_start_is_never_far_off():
@@ -631,142 +626,6 @@ def test_no_queue_starves(runner):
     assert effects() == dict.fromkeys(worker_state.queues, 1)
 
 
-def test_jobs_of_a_task_that_nobody_knows_are_put_aside_once(runner, monkeypatch):
-    """They would stand at the head of the queue, and each claim would step over them."""
-    monkeypatch.setattr("jobs.worker.runner.UNKNOWN_BATCH", 15)
-    unknown = [make(task="of.a.later.release", age=100) for _ in range(40)]
-    held = make(task="of.a.later.release", limit_key="k", held=True)
-    known = call(tasks.noop)
-    for _ in range(4):
-        assert runner.run_batch()
-    assert state(known)[0] == "succeeded"
-    for job in unknown:
-        job.refresh_from_db()
-        assert (job.state, job.error["type"]) == ("scheduled", "NotRegistered")
-        assert (job.retries, job.crashes, job.node_losses, job.snoozes) == (0, 0, 0, 0)
-    assert sum(job.lease for job in unknown) == 3, "15 others with each that was claimed"
-    assert state(held)[0] == "ready"
-    # As if any pause were over.
-    soon = timezone.now() + datetime.timedelta(hours=1)
-    Job.objects.filter(state="scheduled", run_at__lt=soon).update(run_at=ago(1))
-    for _ in range(3):
-        clock.tick()
-        assert not runner.run_batch(), "nobody touches them again"
-    assert {state(job)[0] for job in unknown} == {"scheduled"}
-
-
-def knows(*names: str, **more) -> Node:
-    """Another worker, which knows these tasks."""
-    return make_node(queues=[QUEUE], tasks=list(names), **more)
-
-
-def test_a_worker_that_knows_their_task_lets_them_go(runner, settings):
-    settings.JOBS = {**settings.JOBS, "BATCH": 10}
-    Node.objects.filter(pk=worker_state.node).update(tasks=["tests.tasks.noop"])
-    parked = [make(task="of.a.later.release", queue=queue, age=9) for queue in [QUEUE] * 150 + ["elsewhere"]]
-    other = make(task="of.no.release", age=9)
-    assert runner.run_batch()
-    assert runner.run_batch()
-    # It consumes the other queue no more.
-    worker_state.queues = ["elsewhere"]
-    assert runner.run_batch()
-    worker_state.queues = [QUEUE]
-    clock.tick()
-    assert not Job.objects.filter(state="ready").exists()
-    # A new worker.
-    worker_state.node = knows("of.a.later.release").pk
-    worker_state.is_quiet = True
-    clock.tick()
-    assert not Job.objects.filter(state="ready").exists(), "it claims nothing"
-    worker_state.is_quiet = False
-    clock._seldom.clear()
-    clock.tick()
-    assert set(keys(Job.objects.filter(state="ready"))) == set(keys(parked[:-1]))
-    assert [job.pk for job in Job.objects.filter(state="scheduled").order_by("pk")] == [parked[-1].pk, other.pk]
-    assert set(Job.objects.filter(state="ready").values_list("waits_for", flat=True)) == {None}
-
-
-def test_jobs_that_another_worker_knows_are_left_to_it(runner, monkeypatch):
-    """A rolling deploy: both are alive, and consume the queue."""
-    new = knows("of.a.later.release")
-    wanted = [make(task="of.a.later.release", age=100 - n) for n in range(30)]
-    known = [call(tasks.noop) for _ in range(3)]
-    learn(runner, "noop")
-    while runner.run_batch():
-        pass
-    assert {state(job)[0] for job in known} == {"succeeded"}
-    assert {state(job)[0] for job in wanted} == {"ready"}
-    assert sum(job.lease for job in Job.objects.filter(task="of.a.later.release")) <= 30, "no more than one claim"
-    assert set(keys(claim(200, node=new.pk))) == set(keys(wanted))
-    # It dies with them, and nobody knows the task any more.
-    Job.objects.filter(state="running").update(state="ready")
-    Node.objects.filter(pk=new.pk).update(dead_at=Now())
-    assert not runner.run_batch(), "not yet"
-    runner._unknown.clear()
-    while runner.run_batch():
-        pass
-    assert {state(job)[0] for job in wanted} == {"scheduled"}
-
-
-@pytest.mark.parametrize("limit", ["of the queue", "of a task"])
-def test_jobs_that_another_worker_knows_are_left_to_it_where_limits_are_in_force(runner, settings, limit):
-    limited_claims = pytest.importorskip("jobs.contrib.limits.claims")
-    knows("of.a.later.release")
-    name = f"@{QUEUE}" if limit == "of the queue" else "tests.tasks.noop"
-    pytest.importorskip("jobs.contrib.limits.models").Limit.objects.create(name=name, concurrency=5)
-    limited_claims.publish()
-    wanted, known = make(task="of.a.later.release", age=100), call(tasks.noop)
-    while runner.run_batch():
-        pass
-    assert (state(wanted)[0], state(known)[0]) == ("ready", "succeeded")
-    assert not runner.run_batch()
-
-
-def test_one_of_djangos_tasks_waits_for_a_worker_that_can_import_it(runner, monkeypatch):
-    """Which one can nobody knows before it tries: each worker tries it once, and says so."""
-    pytest.importorskip("jobs.django_tasks.task_backend")
-    monkeypatch.setattr(clock, "_imported", {})
-    tried: list[str] = []
-
-    def find(path, backend):
-        tried.append(path)
-        if path == "of.no.module":
-            raise ImportError(path)
-        return object()
-
-    monkeypatch.setattr("jobs.django_tasks.task_backend.find", lambda path, backend: None)
-    options = {"headers": {"django_task": "default"}}
-    nowhere, there = (
-        [make(task=task, options=options, age=9) for _ in range(3)] for task in ("of.no.module", "of.one")
-    )
-    Node.objects.filter(pk=worker_state.node).update(tasks=[])
-    assert runner.run_batch()
-    assert runner.run_batch()
-    clock.tick()
-    assert not runner.run_batch(), "nobody touches them again"
-    assert {state(job)[0] for job in nowhere + there} == {"scheduled"}
-    # Another worker, of another release.
-    old, worker_state.node = worker_state.node, make_node(queues=[QUEUE]).pk
-    monkeypatch.setattr(clock, "_imported", {})
-    monkeypatch.setattr("jobs.django_tasks.task_backend.find", find)
-    for _ in range(3):
-        clock._seldom.clear()
-        clock.tick()
-    assert {state(job)[0] for job in nowhere} == {"scheduled"}
-    assert {state(job)[0] for job in there} == {"ready"}
-    assert sorted(tried) == ["of.no.module", "of.one"]
-    assert Node.objects.get(pk=worker_state.node).tasks == ["of.one"]
-    claimed = claim(1, node=old)[0]
-    assert transitions.is_known_elsewhere(claimed), "the one that cannot leaves them to it"
-
-
-def test_an_unknown_task_in_the_middle_of_a_batch_stops_nobody(runner):
-    jobs = [call(tasks.noop), make(task="of.a.later.release"), call(tasks.noop)]
-    learn(runner, "noop")
-    assert runner.run_batch()
-    assert [state(job)[0] for job in jobs] == ["succeeded", "scheduled", "succeeded"]
-
-
 @pytest.mark.parametrize("task", ["based", "charges", "holds"])
 def test_what_cannot_roll_back_has_a_token_of_its_own_before_it_begins(runner, monkeypatch, task):
     """A crash of the database may forget the claim; and whatever was given back meanwhile must not begin."""
@@ -840,6 +699,7 @@ def test_a_session_that_the_driver_cannot_read_any_more_ends(runner, monkeypatch
     if connection.vendor != "postgresql" or driver.is_plain():
         pytest.skip("psycopg 3 only")
     monkeypatch.setattr("jobs.worker.runner.AWAY_PAUSE", 0.0)
+    monkeypatch.setattr("jobs.worker.runner.HANGS", 0)
     job = call(tasks.noop)
     databases.ask("default", "SELECT set_config('datestyle', 'German', false)")
     for _ in range(2):
@@ -854,6 +714,7 @@ def test_a_file_that_is_put_in_the_place_of_a_database_is_used_from_then_on(
 ):
     """A backup that was moved there, say."""
     monkeypatch.setattr("jobs.worker.runner.AWAY_PAUSE", 0.0)
+    monkeypatch.setattr("jobs.worker.runner.HANGS", 0)
     monkeypatch.setattr(worker_state, "queues", queues)
     own = connections[second]
     Node.objects.using(second).create(pk=worker_state.node, hostname="web1", pid=1)
@@ -1076,7 +937,6 @@ def test_no_hot_statement_scans_or_sorts_the_table(full, statistics):
         ("make_due last", "jobs_job_scheduled", lambda: transitions.make_due("default", 10, "-run_at")),
         ("make_due since", "jobs_job_scheduled", lambda: transitions.make_due("default", 10, since=ago(9))),
         ("expire", "jobs_job_expires", lambda: transitions.expire("default", 10)),
-        ("let_go", "jobs_job_awaiting", lambda: transitions.let_go("default", ["a", "b"], [QUEUE], 10)),
         ("orphans", "jobs_job_running", own.hand_back_orphans),
         ("give_back", "jobs_job_running", lambda: transitions.hand_back_claim("default", worker_state.node, 1)),
         (
@@ -1095,9 +955,6 @@ def test_no_hot_statement_scans_or_sorts_the_table(full, statistics):
         plans[f"clock {number}"] = ("jobs_job_scheduled", explained(look.replace("%", "%%"), []))
         for index in ("jobs_job_expires", "jobs_job_ready"):
             assert index in plans[f"clock {number}"][1], plans[f"clock {number}"][1]
-    if statistics == "none" and store.of("default").is_divided and "jobs_job_awaiting" not in plans["let_go 0"][1]:
-        # Of a few thousand rows both indexes cost the same. After a thousand changes the server knows better.
-        plans["let_go 0"] = ("jobs_job_scheduled", plans["let_go 0"][1])
     for name, (index, text) in plans.items():
         assert index in text, f"{name}\n{text}"
         assert "Seq Scan on jobs_job" not in text, f"{name}\n{text}"

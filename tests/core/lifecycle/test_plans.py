@@ -27,7 +27,6 @@ def test_every_hot_query_uses_an_index(history, settings):
         "prune, later": lambda: list(walk("default", (str(old.finished_at), old.pk), 500)),
         "delete": lambda: delete_old([old.pk], "default"),
         "expire": lambda: transitions.expire("default", 10),
-        "unknown task": lambda: transitions.postpone_unknown(Job.objects.filter(state="running")[0], 1000),
         "children": lambda: list(Job.objects.filter(parent_id=uuid.uuid4())),
     }
     for name, query in hot.items():
