@@ -94,7 +94,7 @@ def _meant(run: Run, exc: BaseException, error: dict[str, Any]) -> Outcome:
         case LostLease():
             # Or the completion found a note that the job should end.
             text, told = "cancelled: it was asked to end", Cancel("the job was asked to end")
-            return Outcome("cancelled", text, partial(transitions.heed, job), told)
+            return Outcome("cancelled", text, lambda: transitions.heed(job) or _hid_its_row(job, error), told)
         case Retry() if run.planned:
             cause = entry(run, exc.exc) if isinstance(exc.exc, BaseException) else error
             text, more = f"will be retried: {cause['type']}: {cause['message']}", {"retries": run.planned[-1].retries}
@@ -138,6 +138,12 @@ def _meant(run: Run, exc: BaseException, error: dict[str, Any]) -> Outcome:
 def pause(run: Run, exc: BaseException) -> float | None:
     """Seconds until a job whose task does not retry it is tried again; None: it has failed for good."""
     return None
+
+
+def _hid_its_row(job: Job, error: dict[str, Any]) -> bool:
+    """Fail a run that did not find its row, though it has it: after the rollback the row is there as it was."""
+    text = "the completion did not find the row of the job: its body had changed or deleted it"
+    return transitions.owns(job) and transitions.fail(job, error | {"message": text})
 
 
 def _snoozed(job: Job, error: dict[str, Any], seconds: float | None = None) -> Outcome:

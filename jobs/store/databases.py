@@ -4,6 +4,7 @@ import datetime
 import os
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, nullcontext, suppress
 from typing import Any, TypeVar
@@ -274,20 +275,17 @@ def note_away(exc: Error, alias: str) -> None:
     logger.error("the database %s: %s", alias, text, extra={"action": "database_away", "database": alias})
 
 
-@contextmanager
-def blamed(alias: str) -> Iterator[None]:
-    """:func:`note_failure` blames this database for an error in the block."""
-    try:
-        yield
-    except Error as exc:
-        exc.alias = alias  # type: ignore[attr-defined]
-        raise
+def _database_of(exc: Error) -> str:
+    """The database that raised an error: the frame in which Django translates the driver's error knows it."""
+    frames = (frame for frame, _ in traceback.walk_tb(exc.__traceback__))
+    at = [getattr(frame.f_locals.get("self"), "wrapper", None) for frame in frames]
+    return next((alias for alias in conf().DATABASES if connections[alias] in at), home())
 
 
 def note_failure(exc: Exception, who: str, about: dict[str, Any]) -> None:
     """Log an error that must not stop a loop. After an error of the database all its connections are dropped."""
     if isinstance(exc, Error):
-        note_away(exc, getattr(exc, "alias", home()))
+        note_away(exc, _database_of(exc))
         for alias in conf().DATABASES:
             drop(alias)
     else:

@@ -216,8 +216,7 @@ class Supervisor:
                 return
             row = {"queues": queues, "stopping_at": Coalesce("stopping_at", Now()) if says[1] else None}
             for alias in conf().DATABASES:
-                with databases.blamed(alias):
-                    Node.objects.using(alias).filter(pk=worker_state.node).update(**row)
+                Node.objects.using(alias).filter(pk=worker_state.node).update(**row)
             self._said = says
 
     def _admit(self) -> None:
@@ -230,10 +229,8 @@ class Supervisor:
         version = conf().VERSION or __version__
         row = {"hostname": socket.gethostname(), **self._node, "pid": self.main_pid, "version": version}
         for alias in conf().DATABASES:
-            with databases.blamed(alias):
-                Node.objects.using(alias).get_or_create(
-                    pk=worker_state.node, defaults={**row, "queues": worker_state.queues}
-                )
+            nodes = Node.objects.using(alias)
+            nodes.get_or_create(pk=worker_state.node, defaults={**row, "queues": worker_state.queues})
         if not heartbeats.send(self._side, worker_state.node):
             heartbeats.first(self._side, worker_state.node)
         self._registered, self._is_unknown = True, False

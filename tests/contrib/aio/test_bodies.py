@@ -119,14 +119,14 @@ def test_a_commit_that_raises_rolls_back():
     assert effects() == {}
 
 
-def lose_the_lease(key):
+def hide_the_row(key):
     save(key)
     Job.objects.update(lease=7)
 
 
-def test_the_commit_of_a_zombie_rolls_back():
-    job = ended(commits, "lose_the_lease", "a")
-    assert (job.state, job.lease) == ("running", 1)
+def test_a_commit_that_does_not_find_the_row_rolls_back():
+    job = ended(commits, "hide_the_row", "a")
+    assert (job.state, job.lease) == ("failed", 1)
     assert effects() == {}
 
 

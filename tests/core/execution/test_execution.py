@@ -30,7 +30,7 @@ from jobs.store import databases
 from jobs.worker.runner import Runner
 from tests import tasks
 from tests.helpers import driver
-from tests.helpers.concurrency import cut, end_session
+from tests.helpers.concurrency import Elsewhere, cut, end_session
 from tests.helpers.driver import executed
 from tests.helpers.harness import claim, deliver, effects, run
 from tests.helpers.routers import Replica
@@ -124,18 +124,35 @@ def test_ugly_exceptions_end_failed_under_their_names(kind, name):
 
 def test_a_lost_lease_rolls_the_effects_back():
     """While the body runs, rescue gives the job to another node: this run must leave nothing."""
+    if store.of("default").has_one_writer:
+        pytest.skip("nobody else can write while the body does")
     result = tasks.effect.delay("a")
 
     def steal(point):
         if point == "before_commit":
-            Job.objects.update(lease=2, token=2)
+            Elsewhere(lambda: Job.objects.update(lease=2, token=2)).result()
 
     syncpoints.arm(steal)
     assert deliver(result)[0] == "IGNORED"
     assert not effects()
     job = Job.objects.get()
-    # The theft happened in the same connection, so it was rolled back as well: still this run's row.
-    assert (job.state, job.lease) == ("running", 1)
+    assert (job.state, job.lease, job.error) == ("running", 2, None)
+
+
+@shared_task
+def hides_its_row(how):
+    own = Job.objects.filter(pk=current_run().job.pk)
+    own.delete() if how == "deleted" else own.update(**how)
+    Effect.objects.create(key="a")
+
+
+@pytest.mark.parametrize("how", ["deleted", {"lease": 2}, {"token": 2}, {"state": "ready"}])
+def test_a_body_that_hides_its_own_row_fails_once_and_the_error_says_so(how):
+    assert deliver(hides_its_row.delay(how))[0] == "FAILURE"
+    assert not effects()
+    job = Job.objects.get()
+    assert (job.state, job.lease, job.node_losses) == ("failed", 1, 0)
+    assert "its body had changed or deleted it" in job.error["message"]
 
 
 @pytest.mark.parametrize(
