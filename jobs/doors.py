@@ -73,12 +73,6 @@ class Extension:
         """In the transaction in which an ended job (a queryset) is let run again: return more columns for its row."""
         return {}
 
-    #: Which ended jobs must not be deleted yet: a condition, by the database's alias; and the sentence that says why.
-    needed: tuple[Callable[[str], Any], Any]
-
-    def deleting(self, jobs: Any, using: str) -> None:
-        """Ended jobs (a queryset) are about to be deleted, in that transaction."""
-
     def find(self, job: Any) -> Any:
         """The task of a claimed job is not registered in this process: import it, or None. It may raise anything."""
 
@@ -146,6 +140,3 @@ class Extension:
 
     def ticked(self, answers: Mapping[str, Mapping[str, Any]]) -> None:
         """The clock has looked, each second or so: the answers to ``looks`` of each database that could be asked."""
-
-    def prune(self, using: str, budget: float) -> Mapping[str, int] | None:
-        """Delete what is old, in ``budget`` seconds; one worker does it. Says what and how many (``prune --json``)."""

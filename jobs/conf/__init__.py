@@ -79,13 +79,6 @@ class Settings:
     #: A job whose body snoozed this often ends ``failed``: it waits for something that never comes.
     MAX_SNOOZES: int = 10_000
 
-    #: Jobs that ended ``succeeded`` or ``cancelled`` are deleted after this time; None keeps them. With
-    #: ``HISTORY_BY_DAY``, if this is three days or more, all jobs of a day are deleted together, up to a day later.
-    RETENTION: float | None = 7 * 86400.0
-    #: Jobs that ended ``failed`` are deleted after this time; None keeps them.
-    RETENTION_FAILED: float | None = 30 * 86400.0
-    #: How often finished jobs are pruned, for at most 2 s. If that was not enough, it continues after a second.
-    PRUNE_INTERVAL: float = 60.0
     #: The most rows that one statement of the maintenance touches. On PostgreSQL prune takes 10 times as many:
     #: they are old, and no process waits for them.
     BATCH: int = 500

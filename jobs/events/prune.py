@@ -8,9 +8,9 @@ from django.db.models.functions import Coalesce
 
 from jobs import extensions
 from jobs.conf import conf
+from jobs.contrib.pruning.prune import FULL_WALK, batch, delete
 from jobs.events.models import UNSENT, Event, Subscription
 from jobs.lifecycle.transitions import now_plus
-from jobs.maintenance.prune import FULL_WALK, batch, delete
 from jobs.models import Action, Job, State
 from jobs.store import databases
 

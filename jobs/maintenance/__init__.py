@@ -1,23 +1,11 @@
-"""Background upkeep of the jobs: the clock, rescue, prune, and ending the sessions of dead runs (``zombies.py``).
+"""Background upkeep of the jobs: the clock, rescue, and ending the sessions of dead runs (``zombies.py``).
 
-Rescue and prune have ``run_once() -> dict[str, int]``, and the clock has ``tick()``: each returns what it did. Any
-number of them may run at once, in every worker and as ``manage.py jobs rescue|prune``.
+Rescue has ``run_once()``, and the clock has ``tick()``: each returns what it did. Any number of them may run at once,
+in every worker and as ``manage.py jobs rescue``.
 """
 
 import time
-import uuid
 from collections.abc import Callable, Hashable
-
-from jobs.models import Node
-
-
-def is_eldest(node: Callable[[], uuid.UUID] | None, using: str) -> bool:
-    """Whether the node is the oldest live one, which does the work for all. With None a person wants it done: True."""
-    if node is None:
-        return True
-    living = Node.objects.using(using).filter(dead_at=None).order_by("started_at", "pk")
-    return bool(living.values_list("pk", flat=True).first() == node())
-
 
 #: Seconds: steps shorter than this are cheap, and are never delayed.
 QUICK = 0.02

@@ -200,9 +200,6 @@ class Store:
         """Delete the job just inserted if an ended job has the same id. False: here the INSERT itself prevents that."""
         return False
 
-    #: How many batches (``BATCH``) of old rows one statement deletes.
-    old_batches = 1
-
     def among(self, column: str, ids: Collection[Any]) -> Any:
         """The condition that a column has one of these values."""
         return Q(**{f"{column}__in": ids})

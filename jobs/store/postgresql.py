@@ -164,8 +164,6 @@ class Among(Func):
 
 class PostgreSQL(base.Store):
     has_notify = claims_after = compares = writes_at_once = True
-    #: As many as take 100 ms: the threads of a supervisor wait for each other.
-    old_batches = 10
     ignoring = ("INSERT", " ON CONFLICT DO NOTHING")
 
     @property

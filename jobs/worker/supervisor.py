@@ -29,7 +29,6 @@ from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.lifecycle.worker_state import BODY, IDLE, Occupied, dead, is_alive, worker_state
 from jobs.maintenance import clock, rescue
-from jobs.maintenance.prune import Prune
 from jobs.models import Node
 from jobs.store import databases, heartbeats, identity, shared_connections
 from jobs.store.base import REPLACED
@@ -51,9 +50,6 @@ NOTES = 1.0
 #: handler ignores it. Then the seconds that it has to replace one by itself, and between two such signals.
 REPLACE, REPLACED_WITHIN = signal.SIGURG, 1.0
 
-#: Seconds of one round of pruning, and until the next one if that was not enough.
-PRUNE_BUDGET, PRUNE_AGAIN = 2.0, 1.0
-
 #: Seconds to wait for the pool's processes to die after their parent did.
 LAST_WAIT = 5.0
 
@@ -70,7 +66,7 @@ class Supervisor:
 
     The main thread beats and reads the worker's notes; its queries wait for no other thread. One thread per database
     listens. ``watch`` looks at the pool's processes without a database. Other threads share a connection: ``rescue``
-    finishes jobs of dead processes, ``clock`` does what is due, and polls, ``tidy`` prunes; extensions add their own.
+    finishes jobs of dead processes, ``clock`` does what is due, and polls; extensions add their own.
     """
 
     def __init__(self, main: int, node: dict[str, Any], pipe: int, ready: int) -> None:
@@ -103,7 +99,7 @@ class Supervisor:
         _here[:] = [self]
         databases.leave_pools()
         shared_connections.share()
-        targets: list[Callable[[], None]] = [self._watch, self._rescue, self._clock, self._tidy]
+        targets: list[Callable[[], None]] = [self._watch, self._rescue, self._clock]
         threads = [threading.Thread(target=each, name=f"jobs-{each.__name__}", daemon=True) for each in targets]
         for run in chain.from_iterable(each() for each in extensions.through("threads")):
             name = f"jobs-{run.__module__}.{run.__name__}"
@@ -366,13 +362,6 @@ class Supervisor:
     def _extension(self, run: doors.Thread) -> None:
         self._admitted.wait()
         run(self._stopping, self._take_turn)
-
-    def _tidy(self) -> None:
-        prune, pause = Prune(lambda: worker_state.node), 1.0
-        self._admitted.wait()
-        while not self._stopping.wait(pause):
-            self._take_turn(lambda: prune.run_once(budget=PRUNE_BUDGET))
-            pause = PRUNE_AGAIN if prune.is_behind else max(1.0, conf().PRUNE_INTERVAL)
 
     def _take_turn(self, action: Callable[[], Any]) -> bool:
         """Try it with the connections that the threads share."""

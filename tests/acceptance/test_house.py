@@ -111,8 +111,8 @@ def test_the_doors_are_few_enough_to_be_read():
 
 def test_what_an_extension_has_is_a_door():
     """Nobody asks for another name, and says so."""
-    of_extensions = [vars(module.Doors) for module in extensions.modules("doors") if hasattr(module, "Doors")]
-    doors = {*vars(Extension), *Extension.__annotations__}.union(*of_extensions)
+    of_extensions = [module.Doors for module in extensions.modules("doors") if hasattr(module, "Doors")]
+    doors = {name for each in (Extension, *of_extensions) for name in (*vars(each), *each.__annotations__)}
     odd = {type(each): {name for name in vars(type(each)) if name[0] != "_"} - doors for each in extensions.instances()}
     assert {kind: names for kind, names in odd.items() if names} == {}
 

@@ -21,4 +21,6 @@ if not find_spec("jobs.contrib.transport"):
         # One for each process of the run: their workers would take each other's messages.
         process = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
         CELERY_BROKER_URL = f"{CELERY_BROKER_URL.rpartition('/')[0]}/{process}"
+if not find_spec("jobs.contrib.pruning"):
+    JOBS = {key: value for key, value in JOBS.items() if key != "PRUNE_INTERVAL"}  # noqa: F405
 ROOT_URLCONF = "tests.helpers.bare_urls"

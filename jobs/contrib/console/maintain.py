@@ -13,9 +13,9 @@ from django.core.management.base import CommandError
 
 from jobs.conf import conf
 from jobs.contrib.console.base import DRY_RUN, JobsCommand, option, project_app, subcommand
+from jobs.contrib.pruning.prune import Prune, is_over, unneeded
 from jobs.contrib.sessions import links
 from jobs.idempotency import markers
-from jobs.maintenance.prune import Prune, is_over, unneeded
 from jobs.maintenance.rescue import Rescue
 from jobs.models import Job
 from jobs.store import databases, identity

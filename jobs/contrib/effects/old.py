@@ -8,8 +8,8 @@ from django.db.models import BooleanField, Exists, ExpressionWrapper, OuterRef, 
 
 from jobs.conf import conf
 from jobs.contrib.effects.models import Effect
+from jobs.contrib.pruning.prune import FULL_WALK
 from jobs.lifecycle.transitions import now_plus
-from jobs.maintenance.prune import FULL_WALK
 from jobs.models import Job
 
 #: For each database: up to which row this process has come, and when it began.

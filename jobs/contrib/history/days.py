@@ -13,8 +13,8 @@ from jobs import extensions
 from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.contrib.history import store
+from jobs.contrib.pruning.prune import FULL_WALK
 from jobs.lifecycle.transitions import now_plus
-from jobs.maintenance.prune import FULL_WALK
 from jobs.models import Action, Job, Marker
 from jobs.models.fields import first_id
 from jobs.store import databases, of

@@ -18,9 +18,9 @@ from jobs.conf.logs import logger
 from jobs.contrib.operations.actions import OPERATIONS, Operation, Refused
 from jobs.contrib.operations.selection import check_queue
 from jobs.contrib.operator import kill
+from jobs.contrib.pruning import prune
 from jobs.lifecycle import transitions
 from jobs.lifecycle.transitions import now_plus
-from jobs.maintenance import prune
 from jobs.models import ENDED, Job, Marker, State
 from jobs.store import databases
 

@@ -25,7 +25,7 @@ from jobs import store
 from jobs.conf import conf
 from jobs.contrib.inspection.times import duration
 from jobs.contrib.operator.models import Statistic
-from jobs.maintenance import is_eldest
+from jobs.contrib.pruning.prune import is_eldest
 from jobs.models import Job, State
 from jobs.store import databases, shared_connections
 

@@ -8,8 +8,8 @@ from django.db.models import Min
 
 from jobs import store
 from jobs.conf import conf
+from jobs.contrib.pruning import prune
 from jobs.lifecycle.transitions import now_plus
-from jobs.maintenance import prune
 from jobs.models import Job
 
 #: Seconds after which an old job that is still there is a problem. (After its marker, a job goes with the next walk.)

@@ -66,7 +66,7 @@ celery.app.trace:TraceInfo.handle_ignore self task req  | tracer.py: the same, o
 celery.app.trace:TraceInfo.handle_reject self task req  | tracer.py: the same, of what the body rejects
 celery._state:push_current_task -                       | tracer.py: the task that runs
 django.db.backends.base.base:BaseDatabaseWrapper._rollback self | databases.py: back to the beginning
-django.db.models.query:QuerySet._raw_delete self using  | maintenance/prune.py: rows are deleted without being read
+django.db.models.query:QuerySet._raw_delete self using  | pruning/prune.py: rows are deleted without being read
 django.utils.functional:LazyObject._wrapped -           | conf/__init__.py: which settings there are, without a miss
 """
 

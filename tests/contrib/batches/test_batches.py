@@ -22,12 +22,12 @@ from jobs.contrib.batches import batch as batches
 from jobs.contrib.batches.models import Batch
 from jobs.contrib.console.maintain import to_prune
 from jobs.contrib.progress import public
+from jobs.contrib.pruning.prune import Prune
 from jobs.contrib.why import explain as why
 from jobs.events import prune as forget
 from jobs.events.models import Subscription
 from jobs.lifecycle import transitions
 from jobs.maintenance import clock
-from jobs.maintenance.prune import Prune
 from jobs.models import Action, Job
 from tests import tasks
 from tests.contrib.batches.making import made

@@ -194,7 +194,7 @@ def test_a_job_is_not_deleted_before_its_end_is_told(node):
     fails.apply_async(("x",), link_error=effect.si("errback"))
     run(claim(Job.objects.get().pk))
     call_command("jobs", "prune", "--once")
-    from jobs.maintenance import prune
+    from jobs.contrib.pruning import prune
 
     assert prune.delete([Job.objects.get(task=fails.name).pk], "default") == 0
     run_ready()

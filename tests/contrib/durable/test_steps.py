@@ -737,7 +737,7 @@ def test_a_deleted_job_takes_its_steps_and_signals_along(settings):
     jobs.signal("k", 1)
     result = bodies.waits.delay("k")
     run_jobs()
-    from jobs.maintenance.prune import delete
+    from jobs.contrib.pruning.prune import delete
 
     assert delete([job_of(result).pk], "default") == 1
     assert not Step.objects.exists()

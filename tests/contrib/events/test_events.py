@@ -20,13 +20,13 @@ from django.db.models import F
 from django.utils import timezone
 
 from jobs.contrib.operations.actions import RunNow
+from jobs.contrib.pruning.prune import FULL_WALK, Prune
 from jobs.contrib.why import explain as why
 from jobs.events import event, handler, order, prune, relay
 from jobs.events.models import Event, Relay, Subscription
 from jobs.events.relay import RelayThread
 from jobs.lifecycle import transitions
 from jobs.maintenance import clock, rescue
-from jobs.maintenance.prune import FULL_WALK, Prune
 from jobs.models import LIVE, Action, Job, Node
 from jobs.store import databases
 from jobs.testing import run_jobs

@@ -11,11 +11,11 @@ from django.db import connection
 from django.utils import timezone
 
 from jobs.contrib.event_operator import replay
+from jobs.contrib.pruning.prune import Prune
 from jobs.events import order, relay, store
 from jobs.events.models import Event
 from jobs.lifecycle.transitions import NEVER
 from jobs.maintenance import clock
-from jobs.maintenance.prune import Prune
 from jobs.models import Job, Node
 from jobs.models.fields import uuid7
 from tests.contrib.events import tasks as told

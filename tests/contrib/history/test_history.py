@@ -21,11 +21,11 @@ from jobs.contrib.limits.rates import limit_of
 from jobs.contrib.messages import receiving
 from jobs.contrib.operator import problems, status
 from jobs.contrib.operator.store import HEADS
+from jobs.contrib.pruning import prune
+from jobs.contrib.pruning.prune import Prune
 from jobs.contrib.unknown_tasks import parking
 from jobs.contrib.waking import waking
 from jobs.lifecycle import claims, transitions
-from jobs.maintenance import prune
-from jobs.maintenance.prune import Prune
 from jobs.models import Action, Job, Marker, RateLimiter
 from jobs.store import databases, postgresql
 from tests.helpers.concurrency import Elsewhere, open_transaction, somebody_waits

@@ -22,9 +22,9 @@ from jobs.contrib.grouped import group
 from jobs.contrib.grouped.runner import GroupingRunner
 from jobs.contrib.kept_logs import lines
 from jobs.contrib.kept_logs.models import LogLines
+from jobs.contrib.pruning import prune
 from jobs.lifecycle import transitions
 from jobs.lifecycle.worker_state import worker_state
-from jobs.maintenance import prune
 from jobs.models import Job
 from jobs.testing import run_jobs
 from tests.contrib.kept_logs import tasks

@@ -26,9 +26,9 @@ from django_redis import get_redis_connection
 
 from jobs import Busy, lock
 from jobs.conf import syncpoints
+from jobs.contrib.pruning.prune import Prune
 from jobs.contrib.waking import waking
 from jobs.lifecycle import run as runs
-from jobs.maintenance.prune import Prune
 from jobs.models import Job, Lock, Node
 from jobs.store import databases, write_mutex
 from tests import tasks

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from jobs.contrib.locks import locks
-from jobs.maintenance.prune import Prune
+from jobs.contrib.pruning.prune import Prune
 from jobs.store.databases import SideDatabase
 from tests.helpers.rows import make
 

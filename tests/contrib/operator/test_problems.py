@@ -14,7 +14,7 @@ from jobs.contrib.operator import problems, status
 from jobs.contrib.operator.figures import Dashboard
 from jobs.contrib.operator.statistics import HOUR, MINUTE, bucket
 from jobs.contrib.pauses import pauses
-from jobs.maintenance.prune import Prune
+from jobs.contrib.pruning.prune import Prune
 from jobs.models import Job, Node
 from tests.contrib.operator.tallies import tally
 from tests.helpers.rows import let_heartbeat, make, make_node

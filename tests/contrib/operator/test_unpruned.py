@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from jobs import store
 from jobs.contrib.operator.unpruned import behind
-from jobs.maintenance.prune import Prune
+from jobs.contrib.pruning import prune
+from jobs.contrib.pruning.prune import Prune
 from jobs.models import Job, Marker
 from tests.helpers.plans import assert_indexed, make_history
 from tests.helpers.rows import make
@@ -19,7 +19,7 @@ DAY = 86400.0
 @pytest.fixture(autouse=True)
 def _kept(settings, monkeypatch):
     settings.JOBS = {**settings.JOBS, "BATCH": 10, "RETENTION": DAY, "RETENTION_FAILED": 10 * DAY}
-    monkeypatch.setattr(store.of("default"), "old_batches", 1)
+    monkeypatch.setattr(prune, "OLD_BATCHES", 1)
 
 
 def test_what_should_be_gone_is_seen_behind_what_is_kept():

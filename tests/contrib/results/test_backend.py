@@ -19,12 +19,12 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from jobs import Task, store
+from jobs.contrib.pruning.prune import Prune
 from jobs.contrib.results.backend import Backend
 from jobs.contrib.results.listener import ResultListener
 from jobs.errors import TaskExited, TaskOutOfMemory
 from jobs.lifecycle import transitions
 from jobs.maintenance import clock
-from jobs.maintenance.prune import Prune
 from jobs.models import Job
 from jobs.models.values import Repr
 from jobs.store.databases import apart, side

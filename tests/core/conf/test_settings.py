@@ -20,12 +20,12 @@ pytestmark = pytest.mark.usefixtures("only_their_own_tasks")
         ({"HEARTBEAT": "3"}, "number"),
         ({"BATCH": 1.5}, "whole number"),
         ({"POLL_INTERVAL": -1}, "above 0"),
-        ({"RETENTION": float("inf")}, "above 0, and below"),
-        ({"RETENTION": datetime.timedelta.max}, "above 0, and below"),
+        ({"UNIQUE_WAIT": float("inf")}, "above 0, and below"),
+        ({"UNIQUE_WAIT": datetime.timedelta.max}, "above 0, and below"),
         ({"BATCH": 2**63}, "above 0, and below"),
         ({"EXCLUDE": None}, "a list of texts"),
         ({"TASK_OPTIONS": [None]}, "a list of texts, and not of NoneType"),
-        ({"RETENTION": "7 days"}, "number"),
+        ({"UNIQUE_WAIT": "7 days"}, "number"),
         ({"DATABASES": "default"}, "list"),
         ({"DATABASES": ["nowhere"]}, "nowhere"),
         ({"DATABASES": []}, "at least one"),
@@ -80,7 +80,7 @@ def test_options_that_nobody_knows(settings, given, text):
 
 def test_the_settings_are_checked_once_and_again_when_one_changes(declare, settings):
     """Not for each task: that took a tenth of a worker's start."""
-    settings.JOBS = {"RETENTION": 60.0}
+    settings.JOBS = {"UNIQUE_WAIT": 60.0}
     for _ in range(3):
         declare()
     assert problems.cache_info().misses == 1
@@ -104,7 +104,7 @@ def test_an_option_of_a_queue_that_no_extension_reads_is_refused(settings, monke
     ("given", "text"),
     [
         ({"BATCHES": None}, "JOBS has no key 'BATCHES': did you mean `BATCH`?"),
-        ({"retention": 5}, "JOBS has no key 'retention': did you mean `RETENTION`?"),
+        ({"heartbeat": 5}, "JOBS has no key 'heartbeat': did you mean `HEARTBEAT`?"),
         ({"COLOUR": "blue"}, "JOBS has no key 'COLOUR'."),
         ({"TASK_OPTIONS": "tenant"}, "JOBS['TASK_OPTIONS'] must be a list, not a string."),
     ],

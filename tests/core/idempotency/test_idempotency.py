@@ -18,7 +18,6 @@ from jobs import Busy, Snooze, Task, once, store
 from jobs.idempotency import markers
 from jobs.idempotency.keys import KeyTemplate, fingerprint, joined
 from jobs.lifecycle import transitions
-from jobs.maintenance.prune import Prune
 from jobs.models import Job, Marker
 from jobs.store.base import Store
 from tests import tasks
@@ -173,21 +172,6 @@ def test_an_expired_marker_is_none(node):
     assert effects() == {"welcome:5": 2}
     assert str(Marker.objects.get().job) == result.id
     assert Marker.objects.get().expires_at > Job.objects.get(pk=result.id).finished_at
-
-
-def test_markers_and_the_jobs_that_they_replay_are_pruned_together(node, settings):
-    settings.JOBS = {**settings.JOBS, "RETENTION": 10.0}
-    kept, gone = tasks.welcomes.delay(5), tasks.effect.delay("a")
-    deliver(kept)
-    deliver(gone)
-    past = transitions.now_plus(-60)
-    Job.objects.update(started_at=past, finished_at=past)
-    Prune().run_once()
-    assert [str(pk) for pk in Job.objects.values_list("pk", flat=True)] == [kept.id]
-    Marker.objects.update(expires_at=past)
-    Prune().run_once()
-    assert not Marker.objects.exists()
-    assert not Job.objects.exists()
 
 
 @pytest.mark.database

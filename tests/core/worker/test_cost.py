@@ -31,7 +31,6 @@ from tests.faults.worker import Worker
 from tests.helpers import driver
 from tests.helpers.harness import wait_ended, wait_for, wait_heartbeats
 from tests.helpers.looks import Looks
-from tests.settings import JOBS
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 
@@ -65,7 +64,7 @@ def unread(wakeup: Wakeup) -> int:
 
 def test_a_drain_leaves_no_wakeups_behind(runner, claims, settings):
     """Each full claim wakes one for the rest. While all are busy nobody takes that, and afterwards each was a claim."""
-    settings.JOBS = {**JOBS, "CLAIM_BATCH": 1}
+    settings.JOBS = {**settings.JOBS, "CLAIM_BATCH": 1}
     tasks.noop.delay_many([(number,) for number in range(200)], queue=QUEUE)
     while runner.run_batch():
         pass
@@ -111,7 +110,7 @@ def drain(runner) -> None:
 
 
 def test_queues_that_are_empty_cost_no_claim(runner, many, settings, monkeypatch):
-    settings.JOBS = {**JOBS, "CLAIM_BATCH": 1}
+    settings.JOBS = {**settings.JOBS, "CLAIM_BATCH": 1}
     monkeypatch.setattr(worker_runner, "AGAIN", 3600.0)
     tasks.noop.delay_many([(number,) for number in range(50)], queue="queue-077")
     drain(runner)
@@ -123,7 +122,7 @@ def test_queues_that_are_empty_cost_no_claim(runner, many, settings, monkeypatch
 
 
 def test_queues_take_turns_and_none_starves(runner, many, settings, monkeypatch):
-    settings.JOBS = {**JOBS, "CLAIM_BATCH": 1}
+    settings.JOBS = {**settings.JOBS, "CLAIM_BATCH": 1}
     monkeypatch.setattr(worker_runner, "AGAIN", 3600.0)
     names = ["queue-003", "queue-050", "queue-199"]
     for name in names:
@@ -134,7 +133,7 @@ def test_queues_take_turns_and_none_starves(runner, many, settings, monkeypatch)
 
 
 def test_a_queue_that_gets_a_job_while_another_one_is_full_has_its_turn_soon(runner, many, settings, monkeypatch):
-    settings.JOBS = {**JOBS, "CLAIM_BATCH": 1}
+    settings.JOBS = {**settings.JOBS, "CLAIM_BATCH": 1}
     monkeypatch.setattr(worker_runner, "AGAIN", 0.0)
     monkeypatch.setattr(lifecycle_claims, "RARELY", 0.0)
     tasks.noop.delay_many([(number,) for number in range(20)], queue="queue-003")
@@ -181,7 +180,7 @@ def looks(tmp_path):
 @pytest.mark.parametrize("count", [1, 5])
 def test_a_job_that_comes_alone_costs_two_claims_however_many_workers_wait(looks, count, settings):
     """One that gets it, and one after its body."""
-    settings.JOBS = {**JOBS, "POLL_INTERVAL": 1.0}
+    settings.JOBS = {**settings.JOBS, "POLL_INTERVAL": 1.0}
     with ExitStack() as stack:
         workers = [stack.enter_context(Worker(concurrency=2, **looks.env)) for _ in range(count)]
         # They know each other by then.
@@ -269,7 +268,7 @@ def test_a_worker_needs_no_more_connections_than_the_documentation_says(pool, se
         driver.prepares()
     # Nobody is there: its threads look for events all the same.
     more = {"EVENT_BROKER": "amqp://127.0.0.1:1//", "SERVICE": "shop", "PRUNE_INTERVAL": 0.5, "RETENTION": 0.5}
-    settings.JOBS = {**JOBS, **{key: value for key, value in more.items() if hasattr(conf(), key)}}
+    settings.JOBS = {**settings.JOBS, **{key: value for key, value in more.items() if hasattr(conf(), key)}}
     options = {**connection.settings_dict["OPTIONS"], "pool": pool}
     env = {} if pool is None else {"JOBS_TEST_DATABASE": json.dumps({"OPTIONS": options, "CONN_MAX_AGE": 0})}
     before, most = sessions(), 0

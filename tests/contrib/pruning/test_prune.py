@@ -14,14 +14,17 @@ from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from jobs import store
 from jobs.conf import conf
+from jobs.contrib.pruning import prune, worker
+from jobs.contrib.pruning.prune import Prune
+from jobs.lifecycle import transitions
 from jobs.lifecycle.worker_state import worker_state
-from jobs.maintenance import prune
-from jobs.maintenance.prune import Prune
 from jobs.models import Action, Job, Marker, Node
 from jobs.worker import supervisor
-from tests.helpers.plans import ROWS, make_history
+from tests import tasks
+from tests.helpers.concurrency import open_transaction
+from tests.helpers.harness import deliver
+from tests.helpers.plans import ROWS, assert_indexed, make_history
 from tests.helpers.rows import make, make_node
 from tests.helpers.servers import fair, wait_for
 
@@ -33,7 +36,7 @@ DAY = 86400.0
 @pytest.fixture(autouse=True)
 def _kept(settings, monkeypatch):
     settings.JOBS = {**settings.JOBS, "BATCH": 10, "RETENTION": DAY, "RETENTION_FAILED": 10 * DAY}
-    monkeypatch.setattr(store.of("default"), "old_batches", 1)
+    monkeypatch.setattr(prune, "OLD_BATCHES", 1)
 
 
 def many(number: int, state: str = "succeeded", age: float = 2 * DAY, **more) -> list[Job]:
@@ -132,13 +135,13 @@ def test_it_stops_within_its_budget_and_goes_on_there(monkeypatch):
 
 def test_a_round_that_ended_by_its_budget_is_followed_by_the_next_one_at_once(settings, monkeypatch):
     settings.JOBS = {**settings.JOBS, "PRUNE_INTERVAL": 3600.0}
-    monkeypatch.setattr(supervisor, "PRUNE_BUDGET", 0.001)
-    monkeypatch.setattr(supervisor, "PRUNE_AGAIN", 0.01)
+    monkeypatch.setattr(worker, "BUDGET", 0.001)
+    monkeypatch.setattr(worker, "AGAIN", 0.01)
     monkeypatch.setattr(worker_state, "node", make_node().pk)
     many(100)
     process = supervisor.Supervisor(os.getpid(), {"pool": "prefork"}, -1, -1)
     process._admitted.set()
-    thread = threading.Thread(target=process._tidy)
+    thread = threading.Thread(target=process._extension, args=[worker.run])
     thread.start()
     try:
         wait_for(lambda: not Job.objects.exists(), 20, "all are pruned")
@@ -266,3 +269,39 @@ def test_a_batch_that_could_not_be_deleted_is_tried_again(monkeypatch, settings)
         patch.setattr(prune, "delete_old", fail)
         assert own.run_once()["jobs"] == 0
     assert own.run_once()["jobs"] == 1
+
+
+def test_markers_and_the_jobs_that_they_replay_are_pruned_together(node, settings):
+    settings.JOBS = {**settings.JOBS, "RETENTION": 10.0}
+    kept, gone = tasks.welcomes.delay(5), tasks.effect.delay("a")
+    deliver(kept)
+    deliver(gone)
+    past = transitions.now_plus(-60)
+    Job.objects.update(started_at=past, finished_at=past)
+    Prune().run_once()
+    assert [str(pk) for pk in Job.objects.values_list("pk", flat=True)] == [kept.id]
+    Marker.objects.update(expires_at=past)
+    Prune().run_once()
+    assert not Marker.objects.exists()
+    assert not Job.objects.exists()
+
+
+@pytest.mark.core
+def test_its_queries_use_an_index(settings):
+    settings.JOBS = {**settings.JOBS, "RETENTION": 3600.0}
+    make_history()
+    old = Job.objects.filter(state="succeeded").order_by("pk")[ROWS // 20]
+    assert_indexed("prune", lambda: list(prune.walk("default", None, 500)))
+    assert_indexed("prune, later", lambda: list(prune.walk("default", (str(old.finished_at), old.pk), 500)))
+    assert_indexed("delete", lambda: prune.delete_old([old.pk], "default"))
+
+
+@pytest.mark.database
+def test_a_locked_row_is_left_for_the_next_round():
+    if connection.vendor == "sqlite":
+        pytest.skip("one writer at a time")
+    jobs = [make("succeeded", age=400 * DAY) for _ in range(9)]
+    held = [job.pk for job in jobs[:5]]
+    with open_transaction(lambda: list(Job.objects.select_for_update().filter(pk__in=held))):
+        assert Prune().run_once()["jobs"] == 4
+    assert Prune().run_once()["jobs"] == 5

@@ -18,15 +18,19 @@ from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.idempotency import markers
 from jobs.lifecycle.transitions import now_plus
-from jobs.maintenance import is_eldest
 from jobs.models import ENDED, Action, Job, Marker, Node, State
 from jobs.store import databases, shared_connections
+from jobs.store.postgresql import PostgreSQL
 
 NODE_RETENTION = 7 * 86400.0  #: Seconds for which a dead node is kept, for people to see.
 
 #: Seconds between the starts of two walks through the whole history. In between, prune looks only at jobs that have
 #: become old since: most older jobs are kept for their marker.
 FULL_WALK = 3600.0
+
+#: How many batches (``BATCH``) of old rows one statement deletes on PostgreSQL: as many as take 100 ms, because the
+#: threads of a supervisor wait for each other.
+OLD_BATCHES = 10
 
 #: How far a walk through history has come: ``finished_at`` as the database writes it, and the id. SQLite compares
 #: moments as texts, and Django would write the same moment as a different text.
@@ -92,9 +96,17 @@ class Prune:
         return deleted
 
 
+def is_eldest(node: Callable[[], uuid.UUID] | None, using: str) -> bool:
+    """Whether the node is the oldest live one, which does the work for all. With None a person wants it done: True."""
+    if node is None:
+        return True
+    living = Node.objects.using(using).filter(dead_at=None).order_by("started_at", "pk")
+    return bool(living.values_list("pk", flat=True).first() == node())
+
+
 def batch(using: str) -> int:
     """How many rows one statement deletes."""
-    return conf().BATCH * store.of(using).old_batches
+    return conf().BATCH * (OLD_BATCHES if isinstance(store.of(using), PostgreSQL) else 1)
 
 
 def _named(using: str) -> set[uuid.UUID] | None:
