@@ -7,7 +7,7 @@ A door without a user costs nothing: ``extensions.through()`` gives an empty tup
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from threading import Event
 from typing import Any
@@ -128,9 +128,6 @@ class Extension:
 
     def registered(self) -> None:
         """The supervisor has written this worker's node; it may claim from now on."""
-
-    def heard(self, told: Collection[str] | None) -> None:
-        """The supervisor was notified of these queues, or ends (None: anything may be new). Wakes its threads."""
 
     #: Questions, by name, for the clock's one query of a database: has this table (SQL) a row with this condition?
     #: ``{epoch}`` is the database's time. What stands behind ``{rare}`` is asked seldom if the queries are slow.

@@ -15,14 +15,16 @@ from typing import Any
 from django.db import connections
 
 from jobs import extensions
+from jobs.contrib.listening import listener
 from jobs.contrib.operator import doors as operator
+from jobs.contrib.unknown_tasks import parking
 from jobs.lifecycle import wakeups
 from jobs.lifecycle import worker_state as states
 from jobs.lifecycle.wakeups import wakeup
 from jobs.lifecycle.worker_state import WorkerState, worker_state
 from jobs.maintenance import Seldom, clock, rescue
 from jobs.store import databases, shared_connections
-from jobs.worker import listener, pool, supervisor
+from jobs.worker import pool, supervisor
 from jobs.worker.runner import Runner
 from simulation.backend import base
 from simulation.tasks import app
@@ -54,9 +56,9 @@ def prepare() -> None:
         (databases, "_complaints"): dict,
         (clock, "_positions"): lambda: defaultdict(clock._Position),
         (clock, "_unasked"): set,
-        (clock, "_imported"): dict,
-        (clock, "_seldom"): lambda: Seldom(20),
-        (listener, "living"): dict,
+        (parking, "_imported"): dict,
+        (parking, "_seldom"): lambda: Seldom(20),
+        (rescue.Rescue, "living"): dict,
         (shared_connections, "_turns"): lambda: None,
         (rescue, "_reported"): set,
         (rescue, "_waiting"): set,

@@ -11,11 +11,9 @@ import os
 import random
 import select
 import time
-import uuid
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
-from hashlib import blake2b
 from typing import NamedTuple
 
 from django.db import Error, connections
@@ -53,7 +51,7 @@ class News(NamedTuple):
 
     queue: str
     jobs: int = 1
-    #: A random number, the same for all nodes that hear it: it decides the nodes' turns.
+    #: A random number, the same for all nodes that hear it: it decides whose turn it is.
     number: int = 0
 
     @classmethod
@@ -63,22 +61,6 @@ class News(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.queue}\n{self.jobs} {self.number}"
-
-    def turn(self, node: uuid.UUID, others: Mapping[uuid.UUID, Container[str]]) -> int:
-        """The node's place in the line of those that look for these jobs.
-
-        With two new jobs the first two nodes have 0, and look at once. The next nodes look later, in case the nodes
-        before them are busy or dead. The number of the news shuffles the line. All nodes know the same nodes, roughly.
-
-        Parameters:
-            others: the queues of each node that lives.
-        """
-        mine = self._place(node)
-        before = sum(self.queue in queues and self._place(each) < mine for each, queues in others.items())
-        return max(0, before + 1 - self.jobs)
-
-    def _place(self, node: uuid.UUID) -> bytes:
-        return blake2b(node.bytes, key=self.number.to_bytes(8), digest_size=8).digest()
 
 
 def notify(using: str, queues: Iterable[str]) -> None:

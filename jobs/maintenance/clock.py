@@ -84,7 +84,7 @@ _unasked: set[str] = set()
 
 def _tick(using: str, done: dict[str, int], answers: dict[str, dict[str, Any]]) -> None:
     at, asked = store.of(using), extensions.merged("looks")
-    seen = _looked(
+    seen = looked(
         using,
         "all",
         lambda place: _look(using, asked, Since(place.due, place.late) if place else None),
@@ -128,13 +128,7 @@ def until_done(step: Callable[[], int]) -> int:
     return done + count
 
 
-def has_ready(using: str, queues: list[str]) -> bool:
-    """Whether a job waits in one of the queues."""
-    at = store.of(using)
-    return _looked(using, "ready", lambda place: at.has_ready(queues, is_short=place is not None))
-
-
-def _looked(using: str, kind: str, look: Callable[[_Position | None], T]) -> T:
+def looked(using: str, kind: str, look: Callable[[_Position | None], T]) -> T:
     """Look at a database: from the start, or (``look`` gets a place) from where the last such look ended."""
     place, begin = _positions[using, kind], time.monotonic()
     is_short = begin < place.until

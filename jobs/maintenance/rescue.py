@@ -43,6 +43,9 @@ class Rescue:
         node: this process's own node, whose beat proves that it can write; a process without one beats at each look.
     """
 
+    #: The queues of each node that is alive, and not stopping, as far as this process knows.
+    living: dict[uuid.UUID, Collection[str]] = {}
+
     def __init__(self, side: SideDatabase, node: Callable[[], uuid.UUID] = lambda: VISITOR) -> None:
         self.side, self._node = side, node
         #: For each node its count of beats, and since when that has stood still.
@@ -54,8 +57,6 @@ class Rescue:
         self._named: set[uuid.UUID] = set()
         self._ask_at = 0.0
         self._seldom = Seldom(RARELY)
-        #: The queues of each node that is alive, and not stopping.
-        self.living: dict[uuid.UUID, Collection[str]] = {}
 
     def run_once(self) -> dict[str, int]:
         done = {"nodes": 0, "jobs": 0}
@@ -96,7 +97,7 @@ class Rescue:
         known = Q(dead_at=None) | Q(pk__in=self._named)
         found = Node.objects.using(databases.home()).filter(known).only("dead_at", "stopping_at", "queues")
         at_home = {row.pk: row.dead_at for row in found}
-        self.living = {row.pk: row.queues for row in found if row.dead_at is None and row.stopping_at is None}
+        Rescue.living = {row.pk: row.queues for row in found if row.dead_at is None and row.stopping_at is None}
         # Home may have lost a node's row: it was pruned, or restored from a backup. A node that another database or a
         # running job names is watched like any other.
         alive = {key for key in self._named | at_home.keys() if at_home.get(key) is None}

@@ -1,4 +1,4 @@
-"""The process beside a worker: it sends heartbeats, listens, keeps time limits, and gives jobs of dead processes back.
+"""The process beside a worker: it sends heartbeats, keeps time limits, and gives jobs of dead processes back.
 
 It is a process of its own because no other place can always beat: a timer stops with a blocked event loop (``-P solo``,
 soft shutdown), a thread breaks the forks of the pool, a pool child has work to do.
@@ -34,7 +34,7 @@ from jobs.store import databases, heartbeats, identity, shared_connections
 from jobs.store.base import REPLACED
 from jobs.store.databases import SideDatabase
 from jobs.store.identity import NotAdopted
-from jobs.worker import listener, stop
+from jobs.worker import stop
 
 #: Seconds between two looks at the pool's processes, at their deaths and at their time limits: while one is at work,
 #: and while none is.
@@ -62,11 +62,11 @@ def keep(database: SideDatabase, text: bytes) -> None:
 
 
 class Supervisor:
-    """The supervisor's threads. It has three connections to each database, whatever is installed.
+    """The supervisor's threads. They have two connections to each database, whatever is installed, and one to listen.
 
-    The main thread beats and reads the worker's notes; its queries wait for no other thread. One thread per database
-    listens. ``watch`` looks at the pool's processes without a database. Other threads share a connection: ``rescue``
-    finishes jobs of dead processes, ``clock`` does what is due, and polls; extensions add their own.
+    The main thread beats and reads the worker's notes; its queries wait for no other thread. ``watch`` looks at the
+    pool's processes without a database. Other threads share a connection: ``rescue`` finishes jobs of dead processes,
+    ``clock`` does what is due, and polls; extensions add their own.
     """
 
     def __init__(self, main: int, node: dict[str, Any], pipe: int, ready: int) -> None:
@@ -104,8 +104,7 @@ class Supervisor:
         for run in chain.from_iterable(each() for each in extensions.through("threads")):
             name = f"jobs-{run.__module__}.{run.__name__}"
             threads.append(threading.Thread(target=self._extension, args=[run], name=name, daemon=True))
-        listeners = [listener.listener_of(alias, self._stopping) for alias in conf().DATABASES]
-        for thread in [*threads, *filter(None, listeners)]:
+        for thread in threads:
             thread.start()
         next_heartbeat = next_look = 0.0
         has_written = False
@@ -123,8 +122,6 @@ class Supervisor:
                 raise RuntimeError("a thread of the supervisor ended")
         for event in (self._stopping, self._admitted, self._fell):
             event.set()
-        for hear in extensions.through("heard"):
-            hear(None)
         for thread in threads:
             thread.join(LAST_WAIT)
         self._sign_off()
@@ -336,7 +333,6 @@ class Supervisor:
                     self._take_turn(self._own.hand_back_orphans)
                     self._take_turn(self._look_for_itself)
                 self._take_turn(watch.run_once)
-                listener.living = watch.living
             self._fell.wait(max(0.0, next_watch - time.monotonic()))
 
     def _look_for_itself(self) -> None:

@@ -95,7 +95,7 @@ server = Server()
 
 
 class Notifications:
-    """``jobs.store.notifications.Notifications``: what a supervisor's listener hears."""
+    """``jobs.contrib.listening.notifications.Notifications``: what a supervisor's listener hears."""
 
     def __init__(self, connection: Any, channel: str) -> None:
         connection.ensure_connection()

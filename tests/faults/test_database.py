@@ -264,7 +264,7 @@ def test_connection_ended_at(ledger, database, point):
         assert_nobody_is_blamed()
 
 
-@guard(Without("jobs.worker.listener:_forever", "run(alias, stopping)"))
+@guard(Without("jobs.contrib.listening.listener:_forever", "listen(alias, stopping)"))
 def test_listener_cut(ledger, database, settings):
     """No ring is heard for a moment.
 

@@ -21,12 +21,12 @@ from jobs.contrib.checks.system import driver
 from jobs.contrib.console.base import PROVE, JobsCommand, option, subcommand
 from jobs.contrib.inspection.counts import paused, worker_command
 from jobs.contrib.inspection.times import duration
+from jobs.contrib.listening.notifications import Notifications
 from jobs.contrib.locks import locks
 from jobs.contrib.operator import problems, statistics, status
 from jobs.lifecycle import transitions, wakeups
 from jobs.models import ENDED, Job, State
 from jobs.store import databases, identity
-from jobs.store.notifications import Notifications
 
 PATIENCE = 2.0  #: Seconds that the broker may take to answer.
 #: Seconds that the probe may take; and seconds where no worker takes jobs, because one may just be starting.

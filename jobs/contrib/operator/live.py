@@ -17,10 +17,10 @@ from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.contrib.inspection import by_time
 from jobs.contrib.inspection.view import progress_of
+from jobs.contrib.listening.notifications import Notifications
 from jobs.lifecycle.wakeups import CHANNEL
 from jobs.models import Job, Node, Pause, State
 from jobs.store import databases
-from jobs.store.notifications import Notifications
 
 #: Seconds between two looks: without a notification, and at least. The end of a job sends none: each would pay for it.
 LOOK, LEAST = 1.0, 0.2

@@ -1,5 +1,6 @@
 """Celery's result backend over the jobs' rows: what callers wait for, and what stock tasks store."""
 
+PART_OF = ("jobs.contrib.listening",)
 PRIVATE = """
 celery.local:Proxy._get_current_object self | results/backend.py: the app itself, behind current_app
 celery.backends.base:Backend._get_result_meta self result state traceback request | results/backend.py: what it stores

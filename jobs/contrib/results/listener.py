@@ -8,9 +8,9 @@ from contextlib import ExitStack
 
 from django.db import Error
 
+from jobs.contrib.listening.notifications import Notifications
 from jobs.lifecycle.wakeups import ANSWERS, CHANNEL, ENDED, WAITS
 from jobs.store import databases, of
-from jobs.store.notifications import Notifications
 
 
 class ResultListener(ExitStack):

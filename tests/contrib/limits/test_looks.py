@@ -10,10 +10,11 @@ import pytest
 from django.db import connection
 
 from jobs.contrib.limits.claims import QUIET
+from jobs.contrib.listening import listener
 from jobs.lifecycle.wakeups import notify
 from jobs.lifecycle.worker_state import worker_state
+from jobs.maintenance.rescue import Rescue
 from jobs.models import Job
-from jobs.worker import listener
 from tests import tasks
 from tests.contrib.limits import tasks as bodies
 from tests.faults.worker import Worker
@@ -60,7 +61,7 @@ def test_all_nodes_together_look_as_often_as_a_few(nodes, node, monkeypatch):
         looks.append(time.monotonic())
 
     monkeypatch.setattr(listener, "_look", look)
-    monkeypatch.setattr(listener, "living", {node.pk: [queue], **{uuid.uuid4(): [queue] for _ in range(nodes - 1)}})
+    monkeypatch.setattr(Rescue, "living", {node.pk: [queue], **{uuid.uuid4(): [queue] for _ in range(nodes - 1)}})
     monkeypatch.setattr(worker_state, "queues", [queue])
     thread = threading.Thread(target=listener._listen, args=("default", stopping))
     thread.start()

@@ -19,6 +19,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from jobs import Task, store
+from jobs.contrib.listening.notifications import Notifications
 from jobs.contrib.pruning.prune import Prune
 from jobs.contrib.results.backend import Backend
 from jobs.contrib.results.listener import ResultListener
@@ -28,7 +29,6 @@ from jobs.maintenance import clock
 from jobs.models import Job
 from jobs.models.values import Repr
 from jobs.store.databases import apart, side
-from jobs.store.notifications import Notifications
 from tests import tasks
 from tests.helpers.concurrency import Elsewhere
 from tests.helpers.gates import once_only, wait_for_file

@@ -5,18 +5,22 @@ import select
 import threading
 import time
 import uuid
-from collections.abc import Collection
+from collections.abc import Container, Mapping
+from hashlib import blake2b
 from typing import Any
 
 from django.db import Error, connections
 
 from jobs import extensions, store
+from jobs.conf import conf
 from jobs.conf.logs import logger
+from jobs.contrib.listening.notifications import Notifications
+from jobs.doors import Attempt
 from jobs.lifecycle.wakeups import ANSWERS, CHANNEL, ONE, SOME, WAITS, News, wakeup
 from jobs.lifecycle.worker_state import IDLE, worker_state
 from jobs.maintenance import clock
+from jobs.maintenance.rescue import Rescue
 from jobs.store import databases
-from jobs.store.notifications import Notifications
 
 #: A caller does not notify of each job. The listener looks again after these seconds, and finds the other jobs.
 AFTER = (0.025, 0.06)
@@ -31,23 +35,29 @@ BUSY_LOOK, IDLE_LOOK, QUIET = 0.01, 0.02, 1.0
 #: Seconds until LISTEN is tried again.
 RECONNECT = 1.0
 
-#: The queues of each live node, as far as this node knows.
-living: dict[uuid.UUID, Collection[str]] = {}
+
+def run(stopping: threading.Event, attempt: Attempt) -> None:
+    """Listen at all databases until the supervisor ends, and tell extensions of that: their threads may wait."""
+    for thread in filter(None, [listener_of(alias, stopping) for alias in conf().DATABASES]):
+        thread.start()
+    stopping.wait()
+    for hear in extensions.through("heard"):
+        hear(None)
 
 
 def listener_of(alias: str, stopping: threading.Event) -> threading.Thread | None:
     """The thread that listens at this database; None where only a poll finds jobs."""
     at = store.of(alias)
-    run = _listen if at.has_notify else _watch if at.has_one_writer else None
-    if run is None:
+    listen = _listen if at.has_notify else _watch if at.has_one_writer else None
+    if listen is None:
         return None
-    return threading.Thread(target=_forever, args=(run, alias, stopping), name=f"jobs-listen-{alias}", daemon=True)
+    return threading.Thread(target=_forever, args=(listen, alias, stopping), name=f"jobs-listen-{alias}", daemon=True)
 
 
-def _forever(run: Any, alias: str, stopping: threading.Event) -> None:
+def _forever(listen: Any, alias: str, stopping: threading.Event) -> None:
     while not stopping.is_set():
         try:
-            run(alias, stopping)
+            listen(alias, stopping)
         except Exception as exc:
             # Until it is back a poll finds the jobs.
             logger.debug("cannot listen at %s: %s", alias, exc, extra=worker_state.about("listen_failed"))
@@ -72,7 +82,7 @@ def _listen(alias: str, stopping: threading.Event) -> None:
             if WAITS in names:
                 worker_state.answers_until = now + ANSWERS
             ours = [news for news in heard if news.queue in queues]
-            turns = [news.turn(worker_state.node, living) for news in ours]
+            turns = [turn_of(news, worker_state.node, Rescue.living) for news in ours]
             if 0 in turns:
                 wakeup.send(ONE if sum(news.jobs for news in ours) == 1 else SOME)
             for hear in extensions.through("heard") if heard else ():
@@ -81,7 +91,7 @@ def _listen(alias: str, stopping: threading.Event) -> None:
             looks = sorted([*looks[:1], *(now + pause for pause in _pauses(min(turns)))]) if turns else looks
             if (rests_until := worker_state.rests_until) != rested:
                 # All nodes of these queues together look as often as a few would.
-                nodes = sum(any(queue in each for queue in queues) for each in living.values())
+                nodes = sum(any(queue in each for queue in queues) for each in Rescue.living.values())
                 rested, until = rests_until, rests_until + random.uniform(0.0, nodes * TURN)
             if looks and now >= looks[0] and until > now:
                 # A look would find what no claim may take.
@@ -100,9 +110,33 @@ def _pauses(turn: int) -> tuple[float, ...]:
     return (turn * TURN, AFTER[1]) if turn * TURN <= AFTER[0] else (random.uniform(*AFTER),)
 
 
+def turn_of(news: News, node: uuid.UUID, others: Mapping[uuid.UUID, Container[str]]) -> int:
+    """The node's place in the line of those that look for these jobs.
+
+    With two new jobs the first two nodes have 0, and look at once. The next nodes look later, in case the nodes
+    before them are busy or dead. The number of the news shuffles the line. All nodes know the same nodes, roughly.
+
+    Parameters:
+        others: the queues of each node that lives.
+    """
+    mine = _place(news, node)
+    before = sum(news.queue in queues and _place(news, each) < mine for each, queues in others.items())
+    return max(0, before + 1 - news.jobs)
+
+
+def _place(news: News, node: uuid.UUID) -> bytes:
+    return blake2b(node.bytes, key=news.number.to_bytes(8), digest_size=8).digest()
+
+
+def has_ready(using: str, queues: list[str]) -> bool:
+    """Whether a job waits in one of the queues."""
+    at = store.of(using)
+    return clock.looked(using, "ready", lambda place: at.has_ready(queues, is_short=place is not None))
+
+
 def _look(alias: str) -> None:
     try:
-        if any(slot.phase == IDLE for slot in worker_state.occupied()) and clock.has_ready(alias, worker_state.queues):
+        if any(slot.phase == IDLE for slot in worker_state.occupied()) and has_ready(alias, worker_state.queues):
             wakeup.send()
     except Error:
         databases.drop(alias)
