@@ -27,13 +27,14 @@ from django.core.management.base import (
     SystemCheckError,
 )
 from django.db import DataError, InterfaceError, InternalError, OperationalError, ProgrammingError
-from django.utils import timezone, translation
+from django.utils import translation
 
 from jobs import extensions
 from jobs.conf import celery_app, import_tasks
 from jobs.conf.logs import CONTROLS, visible
 from jobs.contrib.checks.system import OF_DJANGO
 from jobs.contrib.console.tables import fit, table
+from jobs.contrib.inspection import times
 from jobs.store import databases
 
 Option = tuple[str, dict[str, Any]]
@@ -261,4 +262,4 @@ def me() -> str:
 
 def local(at: datetime.datetime | None) -> str:
     """A moment in the settings' time zone, to the second."""
-    return "-" if at is None else f"{timezone.localtime(at):%Y-%m-%d %H:%M:%S}"
+    return "-" if at is None else f"{times.local(at):%Y-%m-%d %H:%M:%S}"

@@ -1,6 +1,17 @@
-"""Durations, as text for people."""
+"""Moments and durations, for people."""
 
+import datetime
+
+from django.utils import timezone
 from django.utils.formats import number_format
+
+
+def local(at: datetime.datetime) -> datetime.datetime:
+    """A moment in the reader's time zone; one at the edge of the calendar, where that has none, as it is."""
+    try:
+        return timezone.localtime(at)
+    except OverflowError:
+        return at
 
 
 def duration(seconds: float | None) -> str:

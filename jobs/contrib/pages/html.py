@@ -20,7 +20,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from jobs import extensions
-from jobs.contrib.inspection.times import duration
+from jobs.contrib.inspection.times import duration, local
 from jobs.contrib.inspection.view import other
 from jobs.contrib.operations.selection import DIGITS
 from jobs.lifecycle.display import shown
@@ -52,9 +52,9 @@ def time(value: datetime.datetime | None) -> str:
     """A moment in the reader's time zone, with seconds (Django's own format has none), and exact on hover."""
     if value is None:
         return NOTHING
-    local = timezone.localtime(value)
+    at = local(value)
     html = '<time datetime="{0}" title="{0}"><span>{1}</span> <span>{2}</span></time>'
-    return format_html(html, local.isoformat(), f"{local:%Y-%m-%d}", f"{local:%H:%M:%S}")
+    return format_html(html, at.isoformat(), f"{at:%Y-%m-%d}", f"{at:%H:%M:%S}")
 
 
 def ago(value: datetime.datetime | None) -> str:
@@ -64,7 +64,7 @@ def ago(value: datetime.datetime | None) -> str:
     seconds = (timezone.now() - value).total_seconds()
     says = gettext("%(time)s ago") if seconds >= 0 else gettext("in %(time)s")
     html = '<time datetime="{0}" title="{0}">{1}</time>'
-    return format_html(html, timezone.localtime(value).isoformat(), says % {"time": duration(abs(seconds))})
+    return format_html(html, local(value).isoformat(), says % {"time": duration(abs(seconds))})
 
 
 def badge(look: str, label: Any) -> str:

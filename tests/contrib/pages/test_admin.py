@@ -430,3 +430,13 @@ def test_what_is_nested_as_deep_as_it_may_be_can_be_shown(admin_client):
         job = Job.objects.get(pk=noop.delay_many([call])[0].id)
         assert admin_client.get(reverse("admin:jobs_job_change", args=[job.pk])).status_code == 200
     assert admin_client.get(LIST).status_code == 200
+
+
+@pytest.mark.parametrize("zone", ["Asia/Tokyo", "America/New_York"])
+@pytest.mark.parametrize("year", [1, 9999])
+def test_a_moment_at_the_edge_of_the_calendar_is_shown(viewer, settings, zone, year):
+    """A person edited the row by hand."""
+    settings.TIME_ZONE = zone
+    at = datetime.datetime(year, *((1, 1) if year == 1 else (12, 31, 23)), tzinfo=datetime.UTC)
+    job = make("failed", run_at=at, finished_at=at)
+    assert viewer.get(page(job)).status_code == viewer.get(LIST).status_code == 200
