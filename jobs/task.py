@@ -21,7 +21,6 @@ from django.db import connections, transaction
 
 from jobs import extensions
 from jobs.calling import calls, outbox
-from jobs.calling.options import check_call, check_declaration
 from jobs.conf import celery_releases, is_eager, is_stock, problems, sentry, task_options
 from jobs.errors import Replaced, UniqueTaken
 from jobs.execution import pipeline
@@ -128,7 +127,7 @@ class Task(celery.Task):
                 cls.acks_late = cls.reject_on_worker_lost = True
                 for name, value in task_options(cls.name or "").items():
                     setattr(cls, name, value)
-                check_declaration(cls, cls.declared)
+                extensions.instead(calls.check_declaration)(cls, cls.declared)
             cls._decide_limits(app)
             cls._read_options(app)
             if not problems() and not is_stock(cls.name):
@@ -229,7 +228,7 @@ class Task(celery.Task):
         """
         app, is_left = self._get_app(), is_stock(self.name)
         if not is_left and (options or shadow is not None):
-            check_call({**options, "shadow": shadow})
+            extensions.instead(calls.check_call)({**options, "shadow": shadow})
         options |= {"task_id": task_id, "link": link, "link_error": link_error, "shadow": shadow}
         if is_left or is_eager(app):
             return super().apply_async(args, kwargs, producer=producer, **options)
@@ -282,7 +281,7 @@ class Task(celery.Task):
         pairs: list[tuple[Any, Any]] = [({}, item) if isinstance(item, Mapping) else (item, {}) for item in items]
         if is_stock(self.name) or is_eager(self._get_app()):
             return [self.apply_async(args or (), kwargs, **options) for args, kwargs in pairs]
-        check_call(options)
+        extensions.instead(calls.check_call)(options)
         if type(self).apply_async is not Task.apply_async:
             # A class of the project adds something to each call (a header with the tenant, say).
             with transaction.atomic(using=outbox.alias_of(using)):

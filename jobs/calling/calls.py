@@ -9,7 +9,7 @@ import datetime
 import logging
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -25,7 +25,6 @@ from kombu.transport.virtual.exchange import TopicExchange
 
 from jobs import extensions
 from jobs.calling import outbox, request
-from jobs.calling.options import KEPT, MOMENT, PLUMBING
 from jobs.conf import conf
 from jobs.conf.logs import log
 from jobs.errors import LONGEST
@@ -38,6 +37,24 @@ from jobs.models.values import as_uuid, normalize, plain, storable
 #: The contract between the caller that writes a job and the worker that runs it. A release raises it if older workers
 #: would run its jobs wrongly. A worker runs its own version and earlier ones. A row without a version has version 1.
 VERSION = 1
+
+#: What ``Job.options`` keeps of a call, as it was given, under the names of ``apply_async``.
+KEPT = (
+    "chain chord group_id group_index shadow replaced_task_nesting stamped_headers reply_to argsrepr kwargsrepr"
+).split()
+MOMENT = "a datetime, a number of seconds from now, or text such as '2026-11-21T14:30:00Z'"
+
+
+def check_declaration(task: type[Any], declared: Collection[str]) -> None:
+    """Refuse options of a task that cannot work. An extension knows which do.
+
+    Parameters:
+        declared: the names in the body of the task's class, if a decorator made it.
+    """
+
+
+def check_call(options: Mapping[str, Any]) -> None:
+    """The same for the options of a call."""
 
 
 def is_newer(options: Mapping[str, Any]) -> bool:
@@ -81,8 +98,6 @@ def terms(task: Any, args: Any, kwargs: Any, given: Mapping[str, Any]) -> Terms:
     serializer = options.pop("serializer", None) or app.conf.task_serializer
     if serializer not in ("json", "application/json"):
         raise ValueError(f"serializer={serializer!r} cannot be kept: a job's arguments are JSON; remove the option")
-    for name in PLUMBING & options.keys():
-        del options[name]
     countdown, eta, expires = (options.pop(name, None) for name in ("countdown", "eta", "expires"))
     run_at = _run_at(app, countdown, eta) if countdown or eta else None
     is_queue_given = options.get("queue") is not None
@@ -232,7 +247,7 @@ def _moment(app: Celery, value: Any, name: str) -> Any:
         with suppress(ValueError):
             value = maybe_iso8601(value) or value
         if isinstance(value, str):
-            raise ValueError(f"{name}={value!r} must be {MOMENT[0]}")
+            raise ValueError(f"{name}={value!r} must be {MOMENT}")
     value = value if timezone.is_aware(value) else value.replace(tzinfo=app.timezone)
     if value.year < 2 or value >= transitions.NEVER:
         # Python cannot show it in every time zone, or it means that the job waits for something else.

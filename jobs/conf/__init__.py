@@ -44,9 +44,6 @@ class Settings:
     #: ``{"mail": {"concurrency": 3, "rate": "100/m"}}``. What a person sets (``manage.py jobs limit``) wins.
     #: Also queues whose keys take turns: ``{"mail": {"fair_key": "{customer_id}", "weights": {"big": 3}}}``.
     QUEUES: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    #: Options of a task, or of a call, that other code reads: ``["tenant"]``. An unknown option that is not listed
-    #: here is taken for a typo, and raises.
-    TASK_OPTIONS: Sequence[str] = ()
     #: The most bytes that a job's arguments, or an event's data, may take as JSON.
     MAX_ARGS_BYTES: int = 256 * 1024
 

@@ -13,7 +13,7 @@ import pytest
 
 import jobs.typed
 from jobs import extensions
-from jobs.calling import options
+from jobs.contrib.typos import options
 from tests.helpers.harness import ROOT
 
 

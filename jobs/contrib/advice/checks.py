@@ -16,7 +16,6 @@ from kombu.transport import TRANSPORT_ALIASES
 from kombu.utils.url import maybe_sanitize_url
 
 from jobs import store
-from jobs.calling.options import says_how_to_retry
 from jobs.conf import conf, did_you_mean, is_stock, task_option_names
 from jobs.conf import own_tasks as jobs_own
 from jobs.contrib.checks.system import (
@@ -30,6 +29,7 @@ from jobs.contrib.checks.system import (
     pool_of,
     say,
 )
+from jobs.contrib.passing.backoff import says_how_to_retry
 from jobs.models import Job, tables
 from jobs.store.base import Store
 from jobs.store.postgresql import PostgreSQL

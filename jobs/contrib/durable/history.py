@@ -30,14 +30,13 @@ from django.db.transaction import TransactionManagementError
 from django.utils.translation import gettext
 
 from jobs import store
-from jobs.calling.options import says_how_to_retry
 from jobs.conf import conf, is_ours
 from jobs.conf.logs import log
 from jobs.conf.syncpoints import reach
 from jobs.contrib.durable import signals
 from jobs.contrib.durable.models import Step
 from jobs.contrib.durable.store import Gone, steps, take, write_done
-from jobs.contrib.passing.backoff import may_pass, of_the_table
+from jobs.contrib.passing.backoff import may_pass, of_the_table, says_how_to_retry
 from jobs.contrib.results.endings import exception_of, instead_of
 from jobs.contrib.waking.waking import suspend, wake
 from jobs.errors import Busy, Cancel, EffectParked, LostLease, NotSettled

@@ -18,7 +18,6 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from jobs.calling.options import says_how_to_retry
 from jobs.conf import celery_app, conf
 from jobs.contrib.inspection.times import duration
 from jobs.contrib.inspection.view import View, look_up, progress_of
@@ -29,6 +28,7 @@ from jobs.contrib.pages import history, html
 from jobs.contrib.pages.base import SEARCHED, UncountedChangeList, may
 from jobs.contrib.pages.html import NOTHING, column
 from jobs.contrib.pages.operate import OperableAdmin
+from jobs.contrib.passing.backoff import says_how_to_retry
 from jobs.lifecycle.display import shown
 from jobs.lifecycle.transitions import NEVER, due_at
 from jobs.models import WAITING, Job, State

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("only_their_own_tasks")
         ({"UNIQUE_WAIT": datetime.timedelta.max}, "above 0, and below"),
         ({"BATCH": 2**63}, "above 0, and below"),
         ({"EXCLUDE": None}, "a list of texts"),
-        ({"TASK_OPTIONS": [None]}, "a list of texts, and not of NoneType"),
+        ({"EXCLUDE": [None]}, "a list of texts, and not of NoneType"),
         ({"UNIQUE_WAIT": "7 days"}, "number"),
         ({"DATABASES": "default"}, "list"),
         ({"DATABASES": ["nowhere"]}, "nowhere"),
@@ -106,7 +106,7 @@ def test_an_option_of_a_queue_that_no_extension_reads_is_refused(settings, monke
         ({"BATCHES": None}, "JOBS has no key 'BATCHES': did you mean `BATCH`?"),
         ({"heartbeat": 5}, "JOBS has no key 'heartbeat': did you mean `HEARTBEAT`?"),
         ({"COLOUR": "blue"}, "JOBS has no key 'COLOUR'."),
-        ({"TASK_OPTIONS": "tenant"}, "JOBS['TASK_OPTIONS'] must be a list, not a string."),
+        ({"EXCLUDE": "tenant"}, "JOBS['EXCLUDE'] must be a list, not a string."),
     ],
 )
 def test_a_setting_that_nobody_knows_or_that_cannot_work_names_the_cure(settings, given, text):

@@ -370,13 +370,6 @@ def test_a_task_that_is_declared_wrongly_takes_no_call():
     assert not Job.objects.exists()
 
 
-@pytest.mark.parametrize("option", ["idempotency_key", "unique"])
-def test_options_of_a_task_are_none_of_a_call(option):
-    with pytest.raises(TypeError, match="where it is declared"):
-        tasks.effect.apply_async(("a",), **{option: "k"})
-    assert not Job.objects.exists()
-
-
 def test_templates_and_callables_see_the_bound_arguments():
     keys = declared(idempotency_key="welcome:{user_id}:{days}", unique=lambda user_id, days=1: f"u{user_id}")
     assert keys["idempotency_key"].of([5], {}) == "welcome:5:1"

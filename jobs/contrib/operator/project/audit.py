@@ -14,13 +14,13 @@ from django.apps import apps
 from django.core.management.base import CommandError
 from kombu.common import Broadcast
 
-from jobs.calling.options import check_call, check_declaration
 from jobs.conf import conf, problems, task_options
 from jobs.contrib.checks import system as checks
 from jobs.contrib.console.base import PROVE, JobsCommand, option, project_app, reported, subcommand
 from jobs.contrib.operator import checks as project
 from jobs.contrib.operator.project import source
 from jobs.contrib.operator.project.source import BREAKS, DIFFERS, NEEDLESS, Finding
+from jobs.contrib.typos.options import check_call, check_declaration
 from jobs.models.values import normalize
 
 #: What ``audit`` cannot see. It is printed, so that no reader relies on ``audit`` for it.

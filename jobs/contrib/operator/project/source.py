@@ -14,11 +14,11 @@ from django.apps import apps
 from django.conf import settings
 
 import jobs
-from jobs.calling.options import OF_A_CALL, check_call
 from jobs.conf import conf, problems
 from jobs.contrib.checks import system as checks
 from jobs.contrib.operator.project import bodies
 from jobs.contrib.operator.project.bodies import last as last_name
+from jobs.contrib.typos.options import OF_A_CALL, check_call
 from jobs.models.values import parse_uuid
 
 #: What a finding means: it breaks after the switch, differs from before, or is not needed any more.

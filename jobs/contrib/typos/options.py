@@ -15,7 +15,10 @@ import celery
 import kombu
 
 from jobs import extensions
+from jobs.calling import calls
+from jobs.calling.calls import KEPT
 from jobs.conf import TASK_OPTIONS, conf, did_you_mean, task_option_names
+from jobs.contrib.passing.backoff import OF_RETRIES
 from jobs.models.columns import OPTIONS
 
 #: Accepted by ``apply_async`` because groups, beat, retries and eager calls pass them. They are not kept: a job is no
@@ -25,11 +28,6 @@ PLUMBING = frozenset(
     "task_type event_dispatcher delivery_mode compression immediate mandatory declare exchange_type origin "
     "redelivered throw logfile loglevel".split()
 )
-#: What ``Job.options`` keeps of a call, as it was given, under the names of ``apply_async``.
-KEPT = (
-    "chain chord group_id group_index shadow replaced_task_nesting stamped_headers reply_to argsrepr kwargsrepr"
-).split()
-
 #: Options of other packages: celery-once, celery-heimdall, django-celery-beat.
 OTHERS = frozenset("once heimdall periodic_task_name".split())
 
@@ -42,12 +40,6 @@ OF_A_CALL = (
         "task_id link link_error using countdown eta expires queue exchange routing_key priority serializer time_limit "
         "soft_time_limit ignore_result headers retries root_id parent_id route_name correlation_id".split()
     )
-)
-
-#: The options with which a task says what is retried, and how often. Celery reads some without declaring them.
-OF_RETRIES = (
-    "autoretry_for dont_autoretry_for max_retries default_retry_delay retry_backoff retry_backoff_max retry_jitter "
-    "retry_kwargs".split()
 )
 
 _PLAIN = (type(None), bool, int, str)
@@ -72,10 +64,7 @@ SECONDS: Rule = ("a number of seconds (of a timedelta: .total_seconds())", (int,
 EXCEPTIONS: Rule = ("a tuple of exception classes, (ConnectionError,)", (tuple, list, set, frozenset))
 TEXT: Rule = ("text", (str,))
 MAPPING: Rule = ("a dict", (Mapping,))
-MOMENT: Rule = (
-    "a datetime, a number of seconds from now, or text such as '2026-11-21T14:30:00Z'",
-    (int, float, datetime.datetime, str),
-)
+MOMENT: Rule = (calls.MOMENT, (int, float, datetime.datetime, str))
 LIMITS = dict.fromkeys(("time_limit", "soft_time_limit"), SECONDS)
 
 RULES_OF_A_TASK: dict[str, Rule] = {
@@ -167,9 +156,3 @@ def _refuse(name: str, options: Mapping[str, Any]) -> None:
         f"{name}= is no option of a call{did_you_mean(name, OF_A_CALL | OPTIONS.keys())} An argument of the task "
         "belongs into kwargs=, and what other code reads of a call is named in JOBS['TASK_OPTIONS']"
     )
-
-
-def says_how_to_retry(task: celery.Task) -> bool:
-    """Whether the task, or a base class of it, sets what is retried, or how often."""
-    classes = (each for each in type(task).__mro__ if each is not celery.Task)
-    return any(name in vars(each) for each in (task, *classes) for name in OF_RETRIES)
