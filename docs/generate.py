@@ -85,7 +85,9 @@ def errors() -> list[str]:
 
 def signals() -> list[str]:
     lines = table("signal", "when, and what a receiver gets besides `job` and `using`")
-    return lines + [f"| `{name}` | {says} |" for name, says in comments("jobs/signals.py", r"(\w+) = JobSignal\(")]
+    return lines + [
+        f"| `{name}` | {says} |" for name, says in comments("jobs/signals/__init__.py", r"(\w+) = JobSignal\(")
+    ]
 
 
 def checks() -> list[str]:

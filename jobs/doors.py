@@ -37,12 +37,11 @@ class Extension:
     def composed(self, job: Any, headers: Mapping[str, Any] | None, caller: Any) -> None:
         """A call became a row, not inserted yet. ``headers``: the caller's own; ``caller``: the task that calls."""
 
-    def publishing(self) -> AbstractContextManager[Any]:
-        """A context around the receivers of the signals that Celery sends for a call."""
-        return nullcontext()
+    def committed(self, job: Any, app: Any) -> None:
+        """A call that an extension marked (``is_awaited``) was committed; with autocommit off: written. Must not raise.
 
-    def committed(self, job: Any) -> None:
-        """A call that :meth:`composed` marked (``is_awaited``) was committed. Must not raise."""
+        ``app``: the Celery app of the call.
+        """
 
     def carried(self) -> Mapping[str, Any]:
         """Headers of an event that is about to be published: the runs of its handlers get them."""
@@ -72,6 +71,12 @@ class Extension:
     def again(self, jobs: Any, using: str) -> Mapping[str, Any]:
         """In the transaction in which an ended job (a queryset) is let run again: return more columns for its row."""
         return {}
+
+    def happened(self, jobs: Iterable[Any], using: str, action: str) -> None:
+        """After the commit: runs of jobs started or are over, or waiting jobs were cancelled. Must not raise.
+
+        ``action``: ``started``, ``succeeded``, ``retried``, ``failed``, ``cancelled``; else the job waits again.
+        """
 
     def find(self, job: Any) -> Any:
         """The task of a claimed job is not registered in this process: import it, or None. It may raise anything."""

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 import kombu
-from celery import Celery, signals
+from celery import Celery
 from celery.backends.rpc import RPCBackend
 from celery.utils.functional import maybe_list
 from celery.utils.time import maybe_iso8601
@@ -24,7 +24,7 @@ from kombu.common import Broadcast
 from kombu.transport.virtual.exchange import TopicExchange
 
 from jobs import extensions
-from jobs.calling import outbox, request
+from jobs.calling import outbox
 from jobs.conf import conf
 from jobs.conf.logs import log
 from jobs.errors import LONGEST
@@ -163,7 +163,7 @@ def terms(task: Any, args: Any, kwargs: Any, given: Mapping[str, Any]) -> Terms:
 
 
 def compose(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any], said: Terms | None = None) -> Job:
-    """The unsaved row of a call; ``before_task_publish`` is sent here, in the caller's context.
+    """The unsaved row of a call, made in the caller's context.
 
     Parameters:
         said: the options, if they were read before, for this call and others.
@@ -186,8 +186,7 @@ def compose(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any], said:
     job_options = dict(row["options"]) if kept else {}
     given = {"id": row["id"] or uuid7(), "args": plain_args, "kwargs": plain_kwargs, "options": job_options}
     job = Job.of({**row, **given})
-    if headers or signals.before_task_publish.receivers:
-        job_options |= _headers(task._get_app(), job, kept, headers or {})
+    job_options |= extensions.instead(own_headers)(task._get_app(), job, kept, headers or {})
     for composed in extensions.through("composed"):
         composed(job, headers, parent)
     if task.key_templates:
@@ -200,26 +199,9 @@ def compose(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any], said:
     return job
 
 
-def _headers(app: Celery, job: Job, kept: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The option ``headers``: the caller's own, and those that receivers of ``before_task_publish`` add or change."""
-    found = dict(given)
-    if signals.before_task_publish.receivers:
-        made = request.headers_of(job, app, kept)
-        headers = {**made, **given}
-        properties = {"correlation_id": job.task_id, "reply_to": kept.get("reply_to", ""), "priority": job.priority}
-        with extensions.around("publishing"):
-            signals.before_task_publish.send(
-                sender=job.task,
-                body=(job.args, job.kwargs, request.embedded(kept)),
-                exchange=kept.get("exchange", ""),
-                routing_key=kept.get("routing_key", job.queue),
-                declare=[],
-                headers=headers,
-                properties=properties,
-                retry_policy=dict(app.conf.task_publish_retry_policy),
-            )
-        found = {name: value for name, value in headers.items() if name not in made or made[name] != value}
-    return {"headers": storable(found, "the options")} if found else {}
+def own_headers(app: Celery, job: Job, kept: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The option ``headers``: the caller's own. Extensions ask others for more."""
+    return {"headers": storable(dict(given), "the options")} if given else {}
 
 
 def rank_of(app: Celery, priority: int) -> int:

@@ -1,4 +1,4 @@
-"""Record jobs in the caller's transaction; after its commit, notify the workers and send the signals."""
+"""Record jobs in the caller's transaction; after its commit, notify the workers and the extensions."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from contextlib import nullcontext
 from contextvars import ContextVar
 from typing import Any
 
-from celery import signals as celery_signals
 from django.db import Error, IntegrityError, connections, transaction
 
-from jobs import extensions, signals, store
-from jobs.calling import request
+from jobs import extensions, store
 from jobs.conf.syncpoints import reach
 from jobs.lifecycle import unique, wakeups
 from jobs.models import Job, State
@@ -65,11 +63,10 @@ def record(jobs: list[Job], using: str, app: Any) -> list[Job]:
     if hook is None:
         for committed in extensions.through("committed"):
             for job in new:
-                committed(job)
+                committed(job, app)
         return jobs
     hook.queues.extend(job.queue for job in new if job.state == State.READY)
-    is_heard = signals.enqueued.receivers or celery_signals.after_task_publish.receivers
-    if is_heard or any(job.is_awaited for job in new):
+    if any(job.is_awaited for job in new):
         hook.recorded.extend((app, job) for job in new)
     if not connection.in_atomic_block:
         hook()
@@ -143,7 +140,7 @@ def insert(jobs: list[Job], using: str) -> list[Job]:
 
 
 class AfterCommit:
-    """The on-commit hook of one savepoint level: it notifies, sends the signals, and never raises."""
+    """The on-commit hook of one savepoint level: it notifies, tells the extensions, and never raises."""
 
     def __init__(self, using: str) -> None:
         # Django logs this name if the hook raises.
@@ -158,10 +155,7 @@ class AfterCommit:
         for app, job in self.recorded:
             job.forget_computed()
             for committed in extensions.through("committed"):
-                committed(job)
-            signals.enqueued.tell(job, self.using)
-            if celery_signals.after_task_publish.receivers:
-                _tell_celery(app, job)
+                committed(job, app)
 
 
 def hook_of(connection: Any) -> AfterCommit | None:
@@ -180,15 +174,3 @@ def hook_of(connection: Any) -> AfterCommit | None:
     hook = AfterCommit(connection.alias)
     connection.on_commit(hook, robust=True)
     return hook
-
-
-def _tell_celery(app: Any, job: Job) -> None:
-    options = job.options
-    with extensions.around("publishing"):
-        celery_signals.after_task_publish.send(
-            sender=job.task,
-            body=(job.args, job.kwargs, request.embedded(options)),
-            headers={**request.headers_of(job, app, options), **job.headers},
-            exchange=options.get("exchange", ""),
-            routing_key=options.get("routing_key", job.queue),
-        )

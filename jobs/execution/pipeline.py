@@ -24,7 +24,7 @@ from celery.exceptions import Ignore, Retry, SoftTimeLimitExceeded
 from django.db import connections, transaction
 from django.db.utils import Error, ProgrammingError
 
-from jobs import extensions, signals, store
+from jobs import extensions, store
 from jobs.calling import calls, request
 from jobs.conf import sentry
 from jobs.conf.logs import log
@@ -108,7 +108,8 @@ def _call(run: Run) -> Steps:
             if "v" in job.options and calls.is_newer(job.options):
                 finish.finish(run, NotHere("it is of a later release"))
             log(logging.DEBUG, job, "started", "started")
-            signals.started.tell(job, run.using)
+            for happened in extensions.through("happened"):
+                happened([job], run.using, "started")
             # Code in the body that asks for the current run gets this one.
             before = current.set(run)
             try:

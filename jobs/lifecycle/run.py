@@ -14,7 +14,7 @@ from asgiref.sync import sync_to_async
 from django.db import Error
 from django.db.transaction import TransactionManagementError
 
-from jobs import signals
+from jobs import extensions
 from jobs.conf import logs
 from jobs.errors import Cancel, LostLease
 from jobs.lifecycle import transitions, wakeups
@@ -100,7 +100,7 @@ class Run:
         self.is_atomic = self.task.atomic and not self.task.is_async
 
     def report(self, level: int, text: str, action: str, **more: Any) -> None:
-        """Say what became of the run, in the log and by a signal."""
+        """Say what became of the run, in the log and to extensions."""
         runtime = round(time.monotonic() - self.began, 6)
         self.outcome = report(self.job, self.using, action, text, level, runtime=runtime, **more)
 
@@ -164,26 +164,22 @@ def persistently(run: Run, action: Callable[[], bool]) -> bool | None:
 
 
 def report(job: Job, using: str, action: str, text: str, level: int = logging.INFO, **more: Any) -> str:
-    """Say what became of a run, after its end was committed; returns it in one word (see ``jobs.signals``).
+    """Say what became of a run, after its end was committed; returns it in one word.
 
     The row decides, not what was wanted: a run that asked for a retry may have been asked to end, and a job that
     should go back may have reached its limit.
     """
-    error = None if job.state == State.SUCCEEDED else job.own_error
     if job.state == State.CANCELLED and action != "cancelled":
         action, text, level = "cancelled", "cancelled: it was asked to end", logging.INFO
     elif job.state == State.FAILED and action != "failed":
+        error = job.own_error
         assert error is not None
         action, text, level = "failed", f"failed: {error['type']}: {error['message']}", logging.ERROR
     logs.log(level, job, text, action, **more)
     if job.state in ENDED:
         wakeups.answer(job, using)
-    if action == "succeeded":
-        signals.succeeded.tell(job, using)
-    elif action in ("retried", "failed", "cancelled"):
-        getattr(signals, action).tell(job, using, error=error)
-    else:
-        signals.rescued.tell(job, using, action=action, error=error)
+    for happened in extensions.through("happened"):
+        happened([job], using, action)
     return action
 
 

@@ -20,7 +20,7 @@ from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from jobs import extensions, signals, store
+from jobs import extensions, store
 from jobs.conf import conf
 from jobs.errors import UniqueBusy, UniqueTaken
 from jobs.lifecycle import unique, wakeups
@@ -446,13 +446,13 @@ def _cancel(ids: Sequence[uuid.UUID], using: str, kind: str, why: str, is_told: 
         return done
 
     def tell() -> None:
-        for job in Job.objects.using(using).filter(pk__in=ids, state=State.CANCELLED):
-            signals.cancelled.tell(job, using, error=job.error)
+        for happened in extensions.through("happened"):
+            happened(Job.objects.using(using).filter(pk__in=ids, state=State.CANCELLED), using, "cancelled")
 
     done = databases.again_if_moved(using, write)
     # With autocommit off no hook tells us of the commit.
     knows = connections[using].in_atomic_block or connections[using].get_autocommit()
-    if done and is_told and knows and signals.cancelled.receivers:
+    if done and is_told and knows:
         transaction.on_commit(tell, using=using, robust=True)
     return done
 

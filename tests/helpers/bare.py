@@ -10,8 +10,9 @@ from tests.settings import *  # noqa: F403
 from tests.settings import INSTALLED_APPS
 
 INSTALLED_APPS = [app for app in INSTALLED_APPS if not app.startswith("shop") and find_spec(app)]
-if "jobs.events" not in INSTALLED_APPS:
-    INSTALLED_APPS = [app for app in INSTALLED_APPS if app != "jobs.contrib.event_broker"]
+#: What these apps are part of.
+NEEDED = {"jobs.contrib.event_broker": "jobs.events", "jobs.contrib.kept_logs": "jobs.signals"}
+INSTALLED_APPS = [app for app in INSTALLED_APPS if app not in NEEDED or find_spec(NEEDED[app])]
 LABELS = ("jobs", "jobs_events", "jobs_event_broker", "jobs_kept_logs", "jobs_saved_filters")
 MIGRATION_MODULES = dict.fromkeys(LABELS)
 if not find_spec("jobs.contrib.transport"):

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from celery import signals
 
-from jobs import signals as job_signals
 from jobs.calling import request
 from jobs.worker import runner
 from tests.helpers import looks  # noqa: F401
 from tests.helpers.gates import once_only
+from tests.helpers.hearing import listen
 from tests.helpers.misbehaving import end_at
 
 
@@ -57,6 +57,8 @@ def _quit_in_a_write(order):
 
 def _write_signals(path):
     """What the signals of this process tell, a line of JSON each."""
+    from jobs import signals as job_signals
+
     for name in ("enqueued", "started", "succeeded", "retried", "failed", "cancelled", "rescued"):
 
         def hear(job, name=name, **kwargs):
@@ -94,11 +96,12 @@ if "JOBS_TEST_IMPORTS" in os.environ:
     imported = set()
     os.register_at_fork(after_in_child=lambda: imported.update(sys.modules))
 
-    def note_imports(**kwargs):
+    def note_imports(job, action):
         """What the process of a job has imported for itself since its fork."""
-        Path(os.environ["JOBS_TEST_IMPORTS"]).write_text(" ".join(sys.modules.keys() - imported))
+        if action == "succeeded":
+            Path(os.environ["JOBS_TEST_IMPORTS"]).write_text(" ".join(sys.modules.keys() - imported))
 
-    job_signals.succeeded.connect(note_imports)
+    listen(note_imports)
 
 
 if "JOBS_TEST_HANGS_AT_EXIT" in os.environ:

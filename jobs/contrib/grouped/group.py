@@ -18,7 +18,7 @@ from typing import Any
 
 from django.db import connections, transaction
 
-from jobs import extensions, signals, store
+from jobs import extensions, store
 from jobs.calling import request
 from jobs.calling.outbox import AfterCommit
 from jobs.conf import sentry
@@ -120,7 +120,8 @@ class Member:
             before = current.set(run)
             try:
                 log(logging.DEBUG, run.job, "started", "started")
-                signals.started.tell(run.job, run.using)
+                for happened in extensions.through("happened"):
+                    happened([run.job], run.using, "started")
                 transitions.note_success(run.job, self.stored)
                 pipeline.tell(run, None, self.struck)
             finally:

@@ -1,3 +1,4 @@
 """What a body logged, kept beside its job: ``JOBS["KEEP_LOGS"]``."""
 
+PART_OF = ("jobs.signals",)
 SETTINGS = ("KEEP_LOGS",)

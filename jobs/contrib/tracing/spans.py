@@ -106,7 +106,7 @@ def carried() -> dict[str, Any]:
     return storable(carrier, "the context") if carrier else carrier
 
 
-def created(job: Job) -> None:
+def created(job: Job, app: Any) -> None:
     """End the span of a committed call. A span ends only then, so a call that is rolled back leaves no trace."""
     if (span := vars(job).pop("span", None)) is not None:
         with _harmless():

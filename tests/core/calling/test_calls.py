@@ -7,8 +7,8 @@ import enum
 import uuid
 
 import pytest
-from celery import current_app, signals
-from django.db import IntegrityError, transaction
+from celery import current_app
+from django.db import IntegrityError
 from django.utils import timezone
 from kombu import Exchange, Queue
 from kombu.common import Broadcast
@@ -43,39 +43,6 @@ def test_expires_in_seconds_counts_on_the_clock_of_the_database(ours, monkeypatc
     monkeypatch.setattr("django.utils.timezone.now", lambda: now() - datetime.timedelta(hours=1))
     ours.tasks["parity.add"].apply_async((1,), expires=60)
     assert 50 < (Job.objects.get().expires_at - now()).total_seconds() < 70
-
-
-def test_headers_of_signal_receivers_are_taken_at_the_call(ours, node):
-    def inject(headers, **kwargs):
-        headers["trace"] = "from the request"
-
-    signals.before_task_publish.connect(inject)
-    try:
-        ours.tasks["parity.add"].apply_async((1,))
-    finally:
-        signals.before_task_publish.disconnect(inject)
-    assert Job.objects.get().headers == {"trace": "from the request"}
-    [sees] = seen_by_ours(ours, lambda app: None)
-    assert sees["trace"] == sees["headers"]["trace"] == "from the request"
-
-
-def test_after_task_publish_is_sent_once_after_the_commit(ours):
-    told = []
-
-    def note(sender, headers, body, routing_key, **kwargs):
-        told.append((sender, headers["id"], body[0], routing_key))
-
-    signals.after_task_publish.connect(note)
-    try:
-        with transaction.atomic():
-            result = ours.tasks["parity.add"].apply_async((1,), queue="mail")
-            assert told == []
-        with pytest.raises(ZeroDivisionError), transaction.atomic():
-            ours.tasks["parity.add"].apply_async((2,))
-            raise ZeroDivisionError
-    finally:
-        signals.after_task_publish.disconnect(note)
-    assert told == [("parity.add", result.id, [1], "mail")]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from django.utils import timezone
 from kombu import Exchange, Queue
 
 import jobs
-from jobs import signals, store
+from jobs import store
 from jobs.conf import syncpoints
 from jobs.errors import Snooze, TaskExited
 from jobs.lifecycle import transitions, wakeups
@@ -33,6 +33,7 @@ from tests.helpers import driver
 from tests.helpers.concurrency import Elsewhere, cut, end_session
 from tests.helpers.driver import executed
 from tests.helpers.harness import claim, deliver, effects, run
+from tests.helpers.hearing import hearing
 from tests.helpers.routers import Replica
 from tests.models import Effect
 
@@ -224,20 +225,14 @@ def answer_lost(state):
     ("task", "state", "heard"), [(tasks.fails, "failed", "FAILURE"), (tasks.retries, "scheduled", "RETRY")]
 )
 def test_a_settle_whose_answer_is_lost_is_believed_when_the_row_says_so(task, state, heard):
-    """Else nobody would hear of it: Celery took the run for another one's, and no signal told of the failure."""
+    """Else nobody would hear of it: Celery took the run for another one's, and no extension was told."""
     told = []
-    hear = lambda job, **more: told.append((job.state, job.error["type"]))  # noqa: E731
     result = task.delay("a", *([1] if task is tasks.retries else []))
-    with answer_lost(state):
-        signal = signals.failed if state == "failed" else signals.retried
-        signal.connect(hear)
-        try:
-            assert deliver(result)[0] == heard
-        finally:
-            signal.disconnect(hear)
+    with answer_lost(state), hearing(lambda job, action: told.append((action, job.state, job.error))):
+        assert deliver(result)[0] == heard
     [job] = Job.objects.all()
     assert (job.state, len(job.errors)) == (state, 1)
-    assert told == [(state, job.error["type"])]
+    assert told[1:] == [("failed" if state == "failed" else "retried", state, job.error)]
 
 
 @pytest.mark.database
@@ -245,21 +240,17 @@ def test_a_settle_whose_answer_is_lost_is_believed_when_the_row_says_so(task, st
 def test_an_end_with_another_error_than_the_bodys_is_believed_too(is_asked):
     """One that is handed back has none, and one that was asked to end has the note's."""
     told = []
-    hear = lambda job, **more: told.append(job.state)  # noqa: E731
-    note = lambda job, **more: Cancellation.objects.create(job=job.pk)  # noqa: E731
+
+    def hear(job, action):
+        told.append((action, job.state))
+        if is_asked and action == "started":
+            Cancellation.objects.create(job=job.pk)
+
     result = tasks.steps_out.delay("a", "requeue")
-    if is_asked:
-        signals.started.connect(note)
     state = "cancelled" if is_asked else "scheduled"
-    signal = signals.cancelled if is_asked else signals.rescued
-    signal.connect(hear)
-    try:
-        with answer_lost(state):
-            deliver(result)
-    finally:
-        signal.disconnect(hear)
-        signals.started.disconnect(note)
-    assert (Job.objects.get().state, told) == (state, [state])
+    with answer_lost(state), hearing(hear):
+        deliver(result)
+    assert (Job.objects.get().state, told[1:]) == (state, [("cancelled" if is_asked else "handed_back", state)])
 
 
 @shared_task(bind=True)
@@ -274,7 +265,7 @@ def test_a_success_whose_answer_is_lost_is_told_as_one(monkeypatch, atomic):
     if atomic and connection.vendor != "postgresql":
         pytest.skip("the completion is committed by a statement of its own")
     told = []
-    hear = lambda job, **more: told.append((job.state, job.result, job.finished_at is None))  # noqa: E731
+    hear = lambda job, action: told.append((action, job.state, job.result, job.finished_at is None))  # noqa: E731
     kind = type(store.of("default"))
     succeed, lost = kind.succeed, []
 
@@ -288,12 +279,9 @@ def test_a_success_whose_answer_is_lost_is_told_as_one(monkeypatch, atomic):
     monkeypatch.setattr(adds, "atomic", atomic)
     monkeypatch.setattr(kind, "succeed", lose_the_answer)
     result = adds.delay("a")
-    signals.succeeded.connect(hear)
-    try:
+    with hearing(hear):
         assert deliver(result) == ("SUCCESS", "a")
-    finally:
-        signals.succeeded.disconnect(hear)
-    assert (told, effects()) == ([("succeeded", "a", False)], {"a": 1})
+    assert (told[1:], effects()) == ([("succeeded", "succeeded", "a", False)], {"a": 1})
 
 
 @pytest.mark.database
@@ -301,7 +289,6 @@ def test_a_settle_of_somebody_else_is_not_believed():
     """The node was found dead, and its job given back, while this run waited for its database."""
     result = tasks.fails.delay("a")
     told = []
-    hear = lambda **more: told.append(more)  # noqa: E731
 
     def wrap(execute, sql, params, many, context):
         if sql.startswith("UPDATE") and params and "failed" in params and not given_back:
@@ -311,14 +298,10 @@ def test_a_settle_of_somebody_else_is_not_believed():
         return execute(sql, params, many, context)
 
     given_back: list[str] = []
-    signals.failed.connect(hear)
-    try:
-        with connection.execute_wrapper(wrap):
-            assert deliver(result)[0] == "IGNORED"
-    finally:
-        signals.failed.disconnect(hear)
+    with hearing(lambda job, action: told.append(action)), connection.execute_wrapper(wrap):
+        assert deliver(result)[0] == "IGNORED"
     assert Job.objects.get().state == "ready"
-    assert told == []
+    assert told == ["started"]
 
 
 def test_a_retry_is_the_same_row_that_waits():
@@ -1065,13 +1048,8 @@ def test_a_hook_after_the_commit_that_asks_whether_to_go_on(declare):
     def body(self):
         transaction.on_commit(self.checkpoint)
 
-    def hear(job, **kwargs):
-        told.append(job.pk)
-
-    signals.succeeded.connect(hear)
-    try:
+    with hearing(lambda job, action: told.append((job.pk, action))):
         result = declare(body=body, bind=True).delay()
         assert deliver(result)[0] == "SUCCESS"
-    finally:
-        signals.succeeded.disconnect(hear)
-    assert told == [Job.objects.get().pk]
+    pk = Job.objects.get().pk
+    assert told == [(pk, "started"), (pk, "succeeded")]

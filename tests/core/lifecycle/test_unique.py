@@ -11,7 +11,7 @@ from celery import shared_task
 from django.db import IntegrityError, connection, transaction
 from django.utils import timezone
 
-from jobs import UniqueBusy, UniqueTaken, signals
+from jobs import UniqueBusy, UniqueTaken
 from jobs.conf import conf, syncpoints
 from jobs.lifecycle import transitions
 from jobs.maintenance import rescue
@@ -86,18 +86,6 @@ def test_many_at_once(node):
     assert results[0].id == results[2].id
     assert results[1].id == first.id
     assert Job.objects.count() == 3
-
-
-def test_only_new_jobs_are_announced(node):
-    seen = []
-    receiver = lambda job, **kwargs: seen.append(str(job.pk))  # noqa: E731
-    signals.enqueued.connect(receiver)
-    try:
-        one = tasks.summary.delay("mon")
-        tasks.summary.delay("mon")
-    finally:
-        signals.enqueued.disconnect(receiver)
-    assert seen == [one.id]
 
 
 @pytest.mark.database

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -196,19 +195,3 @@ def test_a_child_paused_at_the_commit_is_not_disturbed(tmp_path):
         [job] = wait_ended(result.id)
     assert (job.lease, job.crashes, job.node_losses) == (1, 0, 0), job.errors
     assert effects() == {"a": 1}
-
-
-def test_signals_of_real_processes(tmp_path):
-    """The pool's processes tell of runs, the supervisor of what it finishes."""
-    log = tmp_path / "signals"
-
-    def heard(job: str) -> list[str]:
-        lines = map(json.loads, log.read_text().splitlines()) if log.exists() else ()
-        return [line["signal"] for line in lines if line["job"] == job]
-
-    with Worker(concurrency=1, JOBS_TEST_SIGNALS=str(log)):
-        done, killer = tasks.effect.delay("a"), tasks.kills_once.delay("b", str(tmp_path / "marker"))
-        wait_ended(done.id, killer.id)
-        wait_for(lambda: heard(killer.id)[-1:] == ["succeeded"], 10, "told")
-        assert heard(done.id) == ["started", "succeeded"]
-        assert heard(killer.id) == ["started", "rescued", "started", "succeeded"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -24,7 +25,8 @@ from jobs.maintenance import clock, rescue
 from jobs.models import Job, Node
 from tests import tasks
 from tests.helpers.concurrency import autocommit_off
-from tests.helpers.harness import claim, deliver, die_with, effects, run
+from tests.helpers.harness import Worker, claim, deliver, die_with, effects, run, wait_ended
+from tests.helpers.servers import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -363,3 +365,31 @@ def test_no_statement_more_for_signals(request):
         counts.append(len(queries))
     assert counts[0] == counts[1]
     assert names(heard) == ["enqueued", "started", "succeeded"]
+
+
+def test_only_new_jobs_are_announced(node):
+    seen = []
+    receiver = lambda job, **kwargs: seen.append(str(job.pk))  # noqa: E731
+    signals.enqueued.connect(receiver)
+    try:
+        one = tasks.summary.delay("mon")
+        tasks.summary.delay("mon")
+    finally:
+        signals.enqueued.disconnect(receiver)
+    assert seen == [one.id]
+
+
+def test_signals_of_real_processes(tmp_path):
+    """The pool's processes tell of runs, the supervisor of what it finishes."""
+    log = tmp_path / "signals"
+
+    def heard(job: str) -> list[str]:
+        lines = map(json.loads, log.read_text().splitlines()) if log.exists() else ()
+        return [line["signal"] for line in lines if line["job"] == job]
+
+    with Worker(concurrency=1, JOBS_TEST_SIGNALS=str(log)):
+        done, killer = tasks.effect.delay("a"), tasks.kills_once.delay("b", str(tmp_path / "marker"))
+        wait_ended(done.id, killer.id)
+        wait_for(lambda: heard(killer.id)[-1:] == ["succeeded"], 10, "told")
+        assert heard(done.id) == ["started", "succeeded"]
+        assert heard(killer.id) == ["started", "rescued", "started", "succeeded"]

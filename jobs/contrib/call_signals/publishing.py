@@ -1,0 +1,51 @@
+"""Sends the signals that Celery sends for a message, with what the message would hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from celery import Celery, signals
+from django.db import connections
+
+from jobs import extensions
+from jobs.calling import calls, request
+from jobs.models import Job
+
+
+def own_headers(app: Celery, job: Job, kept: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The option ``headers``: the caller's own, and those that receivers of ``before_task_publish`` add or change."""
+    if not signals.before_task_publish.receivers:
+        return calls.own_headers(app, job, kept, given)
+    made = request.headers_of(job, app, kept)
+    headers = {**made, **given}
+    properties = {"correlation_id": job.task_id, "reply_to": kept.get("reply_to", ""), "priority": job.priority}
+    with extensions.around("publishing"):
+        signals.before_task_publish.send(
+            sender=job.task,
+            body=(job.args, job.kwargs, request.embedded(kept)),
+            exchange=kept.get("exchange", ""),
+            routing_key=kept.get("routing_key", job.queue),
+            declare=[],
+            headers=headers,
+            properties=properties,
+            retry_policy=dict(app.conf.task_publish_retry_policy),
+        )
+    found = {name: value for name, value in headers.items() if name not in made or made[name] != value}
+    return calls.own_headers(app, job, kept, found)
+
+
+def tell(job: Job, app: Celery) -> None:
+    """After the commit. With autocommit off nothing tells of it."""
+    connection = connections[str(job._state.db)]
+    if not connection.in_atomic_block and not connection.get_autocommit():
+        return
+    options = job.options
+    with extensions.around("publishing"):
+        signals.after_task_publish.send(
+            sender=job.task,
+            body=(job.args, job.kwargs, request.embedded(options)),
+            headers={**request.headers_of(job, app, options), **job.headers},
+            exchange=options.get("exchange", ""),
+            routing_key=options.get("routing_key", job.queue),
+        )
