@@ -68,10 +68,6 @@ class Extension:
     def replacing(self, job: Any, using: str) -> None:
         """This call replaces a body: it has the id of the body's job, and is about to be inserted."""
 
-    def again(self, jobs: Any, using: str) -> Mapping[str, Any]:
-        """In the transaction in which an ended job (a queryset) is let run again: return more columns for its row."""
-        return {}
-
     def happened(self, jobs: Iterable[Any], using: str, action: str) -> None:
         """After the commit: runs of jobs started or are over, or waiting jobs were cancelled. Must not raise.
 

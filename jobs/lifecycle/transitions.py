@@ -3,7 +3,7 @@
 Each function names the race that its condition decides. One run leaves ``running`` by :func:`succeed`, which every job
 costs, or by :func:`_finish`: both are fenced by lease and token. :func:`hand_back_claim` gives back what a process
 claimed and has not begun, by the token of the claim. Rows become ``running`` by the statements of claims
-(``jobs/store``, and stores of extensions), and an extension has the one that wakes a job.
+(``jobs/store``, and stores of extensions). Extensions have the one that wakes a job, and what people do by hand.
 """
 
 from __future__ import annotations
@@ -22,16 +22,13 @@ from django.utils import timezone
 
 from jobs import extensions, store
 from jobs.conf import conf
-from jobs.errors import UniqueBusy, UniqueTaken
 from jobs.lifecycle import unique, wakeups
 from jobs.models import ENDED, UNSUCCESSFUL, WAITING, Cancellation, Job, Node, State
-from jobs.models.columns import ADDED, Part, named
+from jobs.models.columns import ADDED
 from jobs.models.values import scrub
 from jobs.store import databases
 from jobs.store.base import owned
 
-#: The counters of a job.
-COUNTS = named(Part.COUNT)
 #: How many errors a job keeps: as many of the first, and as many of the last.
 KEPT_ERRORS = 20
 #: ``run_at`` of a job whose task no worker knows: never, until a worker that knows it lets the job go.
@@ -214,7 +211,7 @@ def wait(
 
     Parameters:
         error: why; ``is_kept`` says whether it stays in the job's history.
-        count: the counter that rises, one of :data:`COUNTS`; when it reaches ``limit`` the job ends ``failed``.
+        count: the counter that rises, one of the job's; when it reaches ``limit`` the job ends ``failed``.
     """
     if heed(job):
         return True
@@ -324,57 +321,6 @@ def hand_back_claim(using: str, node: uuid.UUID, token: int, begun: uuid.UUID | 
 # Waiting jobs. Each races with a claim: both check the row's state, and the later one finds it changed
 
 
-def redirect(job_id: uuid.UUID, using: str, columns: dict[str, Any], states: Sequence[str] = WAITING) -> bool:
-    """Change where a job waits: its queue, its priority, its time. The workers are told after the commit."""
-    rows = Job.objects.using(using).filter(pk=job_id)
-    # A job that was held back stood elsewhere in its line.
-    write = partial(rows.filter(state__in=states).update, **{"held": None, **columns})
-    if databases.again_if_moved(using, write, is_one=True) != 1:
-        return False
-    queues = rows.filter(state=State.READY).values_list("queue", flat=True)
-    transaction.on_commit(lambda: wakeups.notify(using, queues), using=using, robust=True)
-    return True
-
-
-def waits_for_its_time(job: Job) -> bool:
-    """A scheduled job may also wait for something else, however late that comes."""
-    return not NEVER <= job.run_at < PARKED
-
-
-def run_now(job_id: uuid.UUID, using: str) -> bool:
-    """A scheduled job waits no longer for its time. One that waits for something else still does."""
-    rows = Job.objects.using(using).filter(pk=job_id)
-    if rows.filter(state=State.SCHEDULED, run_at__gte=NEVER, run_at__lt=PARKED).exists():
-        return False
-    return redirect(job_id, using, waiting(None), (State.SCHEDULED,))
-
-
-def retry_by_hand(job_id: uuid.UUID, using: str) -> bool:
-    """Run a failed or cancelled job again, its counts at zero. ``lease`` stays: it is the fence.
-
-    Raises:
-        UniqueTaken: another job has its unique key; says which.
-        UniqueBusy: another transaction may be taking it.
-        Busy: an extension still works at its end.
-    """
-    over = Job.objects.using(using).filter(pk=job_id, state__in=UNSUCCESSFUL)
-    # Only the notes of ended jobs: they were for the run before.
-    Cancellation.objects.using(using).filter(Exists(over), pk=job_id).delete()
-    anew = {"unique_key": UNEXPIRED_KEY, "finished_at": None, "expires_at": None, **dict.fromkeys(COUNTS, 0)}
-    try:
-        with store.of(using).bounded(conf().UNIQUE_WAIT):
-            columns = waiting(None) | anew
-            for again in extensions.through("again"):
-                columns |= again(over, using)
-            return redirect(job_id, using, columns, UNSUCCESSFUL)
-    except IntegrityError:
-        raise UniqueTaken(unique.describe(Job.objects.using(using).get(pk=job_id))) from None
-    except OperationalError as exc:
-        if not databases.gave_up(exc):
-            raise
-        raise UniqueBusy("another transaction is about to take its unique key; try again in a moment") from exc
-
-
 def change_free(waiting: QuerySet[Job], using: str, limit: int, changes: dict[str, Any]) -> list[str]:
     """Change those of the waiting jobs that are not locked; returns the queue of each."""
 
@@ -420,20 +366,14 @@ def expire(using: str, limit: int, at: Any = None, since: Any = None) -> int:
             is_new = started_at is None
             text = "the job was not started before expires_at" if is_new else "its expires_at came before its next run"
             by_text.setdefault(text, []).append(key)
-        return sum(_cancel(ids, using, "Expired", text) for text, ids in by_text.items())
+        return sum(cancel_all(ids, using, "Expired", text) for text, ids in by_text.items())
 
 
 def cancel(job_id: uuid.UUID, using: str, kind: str = "Cancelled", why: str = "cancelled by hand") -> bool:
-    return _cancel([job_id], using, kind, why) == 1
+    return cancel_all([job_id], using, kind, why) == 1
 
 
-def cancel_waiting(using: str, limit: int, why: str) -> int:
-    """Cancel one batch of all waiting jobs; no signal is sent, and no extension is asked."""
-    ids = list(Job.objects.using(using).filter(state__in=WAITING).values_list("pk", flat=True)[:limit])
-    return _cancel(ids, using, "Cancelled", why, is_told=False)
-
-
-def _cancel(ids: Sequence[uuid.UUID], using: str, kind: str, why: str, is_told: bool = True) -> int:
+def cancel_all(ids: Sequence[uuid.UUID], using: str, kind: str, why: str, is_told: bool = True) -> int:
     def write() -> int:
         waiting = Job.objects.using(using).filter(pk__in=ids, state__in=WAITING)
         error = error_entry(kind, why)

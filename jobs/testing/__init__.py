@@ -8,7 +8,7 @@ from typing import Any
 
 from jobs import extensions
 
-PART_OF = ("jobs.contrib.results",)
+PART_OF = ("jobs.contrib.operations", "jobs.contrib.results")
 
 #: Each public name, and its module: a worker imports none of these modules.
 _NAMES = dict.fromkeys(

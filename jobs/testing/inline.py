@@ -28,6 +28,7 @@ from django.utils import timezone
 from jobs import extensions
 from jobs.calling import outbox
 from jobs.conf import conf, import_tasks, is_ours, own_tasks
+from jobs.contrib.operations import by_hand
 from jobs.errors import TaskExited, TaskOutOfMemory
 from jobs.lifecycle import transitions
 from jobs.lifecycle.claims import Claimer
@@ -234,7 +235,7 @@ class _Process:
             named = zip(("run_at", "expires_at"), times, before, strict=True)
             moved = {name: time + ahead for name, time, earlier in named if time and time != earlier}
             if moved:
-                transitions.redirect(pk, alias, moved)
+                by_hand.redirect(pk, alias, moved)
 
     def _failure(self, job: Job, raised: BaseException | None) -> BaseException:
         if isinstance(raised, TaskExited | TaskOutOfMemory) and raised.__cause__ is not None:

@@ -33,6 +33,7 @@ import jobs
 from jobs.contrib.durable.models import Signal, Step
 from jobs.contrib.inspection.view import SHOWN
 from jobs.contrib.limits.limits import set_by_hand
+from jobs.contrib.operations import by_hand
 from jobs.contrib.operations.actions import OPERATIONS
 from jobs.contrib.operator import problems, status
 from jobs.contrib.operator.statistics import MINUTE
@@ -513,7 +514,7 @@ def test_what_is_refused_is_told_in_german(in_german, german):
     assert says.startswith("bleibt im Zustand „fehlgeschlagen“: Der Job ")
     assert says.endswith("wenn jener beendet ist")
     with pytest.raises(UniqueTaken, match="does the same work"):
-        transitions.retry_by_hand(job.pk, "default")
+        by_hand.retry_by_hand(job.pk, "default")
     waits = make("ready")
     for queue, words in (("", "Bitte eine Queue nennen"), ("\0", "Bitte eine Queue nennen")):
         form = {"operation": "move", "value": queue}

@@ -10,6 +10,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection
 
+from jobs.contrib.operations import by_hand
 from jobs.lifecycle import transitions
 from jobs.models import Cancellation, Job
 from tests import tasks
@@ -49,7 +50,7 @@ def ids(**where: object) -> list[str]:
 )
 @guard(ASKS)
 @guard(
-    Without("jobs.lifecycle.transitions:cancel_waiting", "0"),
+    Without("jobs.contrib.adoption.activation:cancel_waiting", "0"),
     Without("jobs.contrib.adoption.commands:adopt", "0", call="sum"),
 )
 def test_restored_copy(ledger, database, tmp_path, how, cancel):
@@ -101,7 +102,7 @@ def refused_by_the_copy(states: dict[str, int]) -> None:
         clause="AND NOT EXISTS (SELECT 1 FROM jobs_cancellation WHERE job = {{2}})",
     )
 )
-@guard(Without("jobs.lifecycle.transitions:_cancel", "", clause=", state__in=WAITING"))
+@guard(Without("jobs.lifecycle.transitions:cancel_all", "", clause=", state__in=WAITING"))
 def test_jobs_cancelled_under_load(ledger, tmp_path):
     """Scheduled, ready, running and ended ones, from lists that are old when the operator comes to their end.
 
@@ -129,7 +130,7 @@ def test_jobs_cancelled_under_load(ledger, tmp_path):
     assert Job.objects.filter(state="cancelled", lease=0).exists()
 
 
-@guard(Without("jobs.lifecycle.transitions:redirect", "", clause="state__in=states"))
+@guard(Without("jobs.contrib.operations.by_hand:redirect", "", clause="state__in=states"))
 def test_failed_jobs_replayed_in_bulk(ledger, tmp_path):
     """By two operators at once, from lists that are old by then.
 
@@ -154,7 +155,7 @@ def replay_all(failed: list[str]) -> None:
     try:
         for _ in range(3):
             for key in failed:
-                transitions.retry_by_hand(key, "default")
+                by_hand.retry_by_hand(key, "default")
             jobs("retry", *failed)
     finally:
         connection.close()

@@ -10,7 +10,7 @@ import pytest
 from celery import current_app, shared_task
 from django.db import OperationalError, connection
 
-from jobs.lifecycle import transitions
+from jobs.contrib.operations import by_hand
 from jobs.models import Job
 from tests import tasks
 from tests.faults.guards import Without, guard
@@ -38,7 +38,7 @@ def test_exception_rolls_back_and_is_kept(ledger, how, settings):
     assert all(error["type"] and error["traceback"] for error in failed().values_list("error", flat=True))
 
 
-@guard(Without("jobs.lifecycle.transitions:COUNTS", "()"))
+@guard(Without("jobs.contrib.operations.by_hand:COUNTS", "()"))
 def test_retries_exhausted_and_replayed(ledger, tmp_path):
     """Kept in ``failed`` with every attempt's error. Replayed too early it has all attempts again, and fails again;
     replayed when the cause is gone, it succeeds once.
@@ -177,7 +177,7 @@ def test_process_ended_while_it_receives(ledger, tmp_path):
 
 def replay(jobs) -> None:
     for key in list(jobs.values_list("pk", flat=True)):
-        assert transitions.retry_by_hand(key, "default")
+        assert by_hand.retry_by_hand(key, "default")
 
 
 def failed():

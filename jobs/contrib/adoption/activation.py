@@ -9,7 +9,7 @@ from jobs.conf import conf
 from jobs.contrib.adoption.identity import mark_of
 from jobs.contrib.adoption.models import Instance
 from jobs.lifecycle import transitions
-from jobs.models import LIVE, Job, Node, State
+from jobs.models import LIVE, WAITING, Job, Node, State
 from jobs.store.identity import marks
 
 
@@ -45,6 +45,12 @@ def cancel_all(alias: str) -> int:
     done = sum(transitions.finish_running(job_id, alias, cancel) for job_id in running)
     for disown in extensions.through("disown"):
         disown(alias, is_dry=False)
-    while cancelled := transitions.cancel_waiting(alias, conf().BATCH, why):
+    while cancelled := cancel_waiting(alias, conf().BATCH, why):
         done += cancelled
     return done
+
+
+def cancel_waiting(using: str, limit: int, why: str) -> int:
+    """Cancel one batch of all waiting jobs; no signal is sent, and no extension is asked."""
+    ids = list(Job.objects.using(using).filter(state__in=WAITING).values_list("pk", flat=True)[:limit])
+    return transitions.cancel_all(ids, using, "Cancelled", why, is_told=False)

@@ -15,11 +15,11 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from jobs import extensions
+from jobs.contrib.operations import by_hand
 from jobs.contrib.operations.notes import note, signed
 from jobs.contrib.operations.selection import Selection
-from jobs.errors import Busy
+from jobs.errors import Busy, UniqueBusy, UniqueTaken
 from jobs.lifecycle import transitions, unique
-from jobs.lifecycle.transitions import UniqueBusy, UniqueTaken
 from jobs.models import WAITING, Job, State
 from jobs.store import databases
 
@@ -162,7 +162,7 @@ class Retry(Operation):
 
     def change(self, key: uuid.UUID, using: str, state: str) -> bool:
         try:
-            return transitions.retry_by_hand(key, using)
+            return by_hand.retry_by_hand(key, using)
         except UniqueTaken:
             raise Refused(unique.describe(Job.objects.using(using).get(pk=key), gettext)) from None
         except UniqueBusy:
@@ -218,12 +218,12 @@ class RunNow(Operation):
     reads = ("state", "run_at")
 
     def foresee(self, job: Job) -> Outcome:
-        if job.state == State.SCHEDULED and not transitions.waits_for_its_time(job):
+        if job.state == State.SCHEDULED and not by_hand.waits_for_its_time(job):
             return Outcome(False, self.otherwise, self._values(job.state))
         return super().foresee(job)
 
     def change(self, key: uuid.UUID, using: str, state: str) -> bool:
-        return transitions.run_now(key, using)
+        return by_hand.run_now(key, using)
 
 
 EACH = (Retry(), RunNow(), Cancel())

@@ -12,3 +12,7 @@ class Doors:
     def selects(self) -> Mapping[str, Any]:
         """More fields that people can select jobs by: a ``selection.Field`` by its name."""
         return {}
+
+    def again(self, jobs: Any, using: str) -> Mapping[str, Any]:
+        """In the transaction in which an ended job (a queryset) is let run again: return more columns for its row."""
+        return {}

@@ -15,11 +15,11 @@ from jobs import extensions
 from jobs.calling import calls
 from jobs.conf import celery_app
 from jobs.conf.logs import logger
+from jobs.contrib.operations import by_hand
 from jobs.contrib.operations.actions import OPERATIONS, Operation, Refused
 from jobs.contrib.operations.selection import check_queue
 from jobs.contrib.operator import kill
 from jobs.contrib.pruning import prune
-from jobs.lifecycle import transitions
 from jobs.lifecycle.transitions import now_plus
 from jobs.models import ENDED, Job, Marker, State
 from jobs.store import databases
@@ -84,7 +84,7 @@ class Move(Operation):
         # A person may have edited the row by hand.
         given = job.options if isinstance(job.options, dict) else {}
         options = {name: value for name, value in given.items() if name not in ("exchange", "routing_key")}
-        return transitions.redirect(key, using, {"queue": self.value, "options": options})
+        return by_hand.redirect(key, using, {"queue": self.value, "options": options})
 
 
 class Prioritize(Operation):
@@ -108,7 +108,7 @@ class Prioritize(Operation):
 
     def change(self, key: uuid.UUID, using: str, state: str) -> bool:
         rank = calls.rank_of(current_app, int(self.value))
-        return transitions.redirect(key, using, {"priority": int(self.value), "rank": rank})
+        return by_hand.redirect(key, using, {"priority": int(self.value), "rank": rank})
 
 
 class Delete(Operation):

@@ -10,7 +10,7 @@ from jobs.conf import celery_app, import_tasks
 from jobs.contrib.operations.notes import note
 from jobs.contrib.schedules import entries
 from jobs.contrib.schedules.models import Schedule
-from jobs.lifecycle.transitions import UniqueBusy, UniqueTaken
+from jobs.errors import UniqueBusy, UniqueTaken
 from jobs.models.values import scrub
 from jobs.store import databases
 

@@ -59,7 +59,7 @@ def test_a_database_that_is_marked_as_itself_keeps_its_jobs():
 def test_a_copy_is_not_adopted_while_somebody_works_on_it(monkeypatch):
     Instance.objects.create(mark="another")
     effect.delay("a")
-    monkeypatch.setattr(transitions, "cancel_waiting", lambda using, limit, why: 0)
+    monkeypatch.setattr(activation, "cancel_waiting", lambda using, limit, why: 0)
     with pytest.raises(CommandError, match="was not adopted"):
         call_command("jobs", "adopt", "--cancel")
     assert Instance.objects.get().mark == "another"

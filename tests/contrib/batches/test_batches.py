@@ -21,6 +21,7 @@ from jobs.contrib.adoption import activation
 from jobs.contrib.batches import batch as batches
 from jobs.contrib.batches.models import Batch
 from jobs.contrib.console.maintain import to_prune
+from jobs.contrib.operations import by_hand
 from jobs.contrib.progress import public
 from jobs.contrib.pruning.prune import Prune
 from jobs.contrib.why import explain as why
@@ -147,7 +148,7 @@ def test_after_a_retry_it_ends_again_and_success_is_told_once(node):
     finish(second, failing=True)
     assert ticked() == ["failed"]
     for key in (first, second):
-        assert transitions.retry_by_hand(key, "default")
+        assert by_hand.retry_by_hand(key, "default")
         assert Batch.objects.get().ended_at is None
         finish(key)
         # The second time of a failure is not told again.
@@ -433,7 +434,7 @@ def test_a_batch_whose_failed_job_is_gone_does_not_succeed(how, node):
     else:
         Job.objects.filter(pk=first).update(finished_at=datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC))
         assert Prune().run_once()["jobs"] == 1
-    assert transitions.retry_by_hand(second, "default")
+    assert by_hand.retry_by_hand(second, "default")
     finish(second)
     assert ticked() == ["failed"]
 
@@ -445,7 +446,7 @@ def test_what_has_succeeded_may_go(node):
     finish(second, failing=True)
     assert ticked() == ["failed"]
     call_command("jobs", "delete", str(first))
-    assert transitions.retry_by_hand(second, "default")
+    assert by_hand.retry_by_hand(second, "default")
     finish(second)
     assert ticked() == ["failed", "succeeded"]
 

@@ -16,6 +16,7 @@ from django.db import connection, transaction
 
 from jobs import Task
 from jobs import signals as job_signals
+from jobs.contrib.operations import by_hand
 from jobs.lifecycle import transitions
 from jobs.models import ChordPart, Job, Node
 from tests import tasks
@@ -138,7 +139,7 @@ def test_a_chord_tells_of_its_failure_once_however_many_parts_are_run_again(node
     chord(header, gather.s("body").on_error(effect.si("errback"))).apply_async()
     run_ready()
     for job in Job.objects.filter(state="failed", task=tasks.fails_first.name):
-        transitions.retry_by_hand(job.pk, "default")
+        by_hand.retry_by_hand(job.pk, "default")
     run_ready()
     assert effects() == {"errback": 1}
 

@@ -19,6 +19,7 @@ from jobs import Cancel, Task
 from jobs.conf import syncpoints
 from jobs.contrib.canvas import chords
 from jobs.contrib.canvas.models import Chord, ChordPart
+from jobs.contrib.operations import by_hand
 from jobs.lifecycle import transitions
 from jobs.models import Job
 from tests import tasks
@@ -220,7 +221,7 @@ def test_whoever_ends_a_job_its_errbacks_hear_of_it(node, end):
 def test_a_job_that_is_run_again_before_its_errbacks_heard_of_it_has_not_failed(node):
     result = passes.apply_async((1,), link_error=errback_of_one.s())
     transitions.cancel(Job.objects.get().pk, "default")
-    transitions.retry_by_hand(Job.objects.get(pk=result.id).pk, "default")
+    by_hand.retry_by_hand(Job.objects.get(pk=result.id).pk, "default")
     run(claim(Job.objects.get(task="jobs.ended").pk))
     assert effects() == {}
     run_ready()
@@ -300,7 +301,7 @@ def test_a_chord_in_a_chord_that_fails_fails_the_outer_one_too(node, how):
     run_ready()
     assert effects() == {"errback": 1}
     failed = Job.objects.get(state="failed")
-    assert transitions.retry_by_hand(failed.pk, "default")
+    assert by_hand.retry_by_hand(failed.pk, "default")
     Job.objects.filter(pk=failed.pk).update(task=passes.name)
     run_ready()
     # What Celery puts in place of a task that is replaced by a group ends with a stock task.
@@ -311,7 +312,7 @@ def test_a_failed_part_that_is_run_again_completes_its_chord(node):
     chord([passes.s(1), tasks.fails_first.s("x")], gather.s("body").on_error(effect.si("errback"))).apply_async()
     run_ready()
     failed = Job.objects.get(state="failed")
-    assert transitions.retry_by_hand(failed.pk, "default")
+    assert by_hand.retry_by_hand(failed.pk, "default")
     run_ready()
     assert effects() == {"errback": 1, "body": 1}
 
@@ -476,7 +477,7 @@ def test_a_unique_task_among_others_ends_as_the_job_that_has_its_key(node, shape
     run_ready()
     assert effects() == {}
     assert not result.ready()
-    transitions.run_now(uuid.UUID(holder.id), "default")
+    by_hand.run_now(uuid.UUID(holder.id), "default")
     run_ready()
     Job.objects.filter(state="scheduled").update(run_at="2026-01-01T00:00Z")
     run_ready()

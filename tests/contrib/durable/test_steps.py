@@ -22,6 +22,7 @@ from jobs.contrib.durable import history
 from jobs.contrib.durable.history import History
 from jobs.contrib.durable.models import Signal, Step
 from jobs.contrib.messages import receiving
+from jobs.contrib.operations import by_hand
 from jobs.lifecycle import transitions
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job
@@ -82,7 +83,7 @@ def test_a_wait_that_is_woken_early_is_over_when_it_was():
     result = bodies.waits.delay("k", timeout=3600)
     run_jobs()
     Step.objects.update(until=later(1 / 48))
-    assert transitions.run_now(job_of(result).pk, "default")
+    assert by_hand.run_now(job_of(result).pk, "default")
     run_jobs()
     assert job_of(result).state == "scheduled"
     assert abs(job_of(result).run_at - later(1 / 48)) < datetime.timedelta(minutes=1)
@@ -209,7 +210,7 @@ def test_a_step_that_fails_is_tried_again_and_only_that(settings):
     assert Step.objects.get(name="b").failures == 1
     # A quarter more or less, so that those which failed together come back one by one.
     assert 7 < seconds_until(job) < 13
-    assert transitions.run_now(job.pk, "default")
+    assert by_hand.run_now(job.pk, "default")
     run_jobs()
     assert 14 < seconds_until(job_of(result)) < 26
     run_jobs(until=later(1))
@@ -239,7 +240,7 @@ def test_the_pauses_of_a_step_grow_as_those_of_its_task():
     for seconds in (20, 40, 80):
         run_jobs()
         assert seconds - 5 < seconds_until(job_of(result)) <= seconds
-        assert transitions.run_now(job_of(result).pk, "default")
+        assert by_hand.run_now(job_of(result).pk, "default")
     run_jobs()
     assert job_of(result).state == "succeeded"
 
@@ -260,7 +261,7 @@ def test_what_failed_for_good_goes_on_from_there_after_a_retry():
     result = bodies.steps.delay(["a", "b"])
     run_jobs(raises=False)
     assert job_of(result).state == "failed"
-    assert transitions.retry_by_hand(job_of(result).pk, "default")
+    assert by_hand.retry_by_hand(job_of(result).pk, "default")
     run_jobs()
     assert job_of(result).state == "succeeded"
     assert CALLS == ["a", "b", "b"]
@@ -317,10 +318,10 @@ def test_a_sleep_ends_once_by_hand():
 
     result = naps.delay()
     run_jobs()
-    assert transitions.run_now(job_of(result).pk, "default")
+    assert by_hand.run_now(job_of(result).pk, "default")
     run_jobs()
     assert job_of(result).state == "scheduled"
-    assert transitions.run_now(job_of(result).pk, "default")
+    assert by_hand.run_now(job_of(result).pk, "default")
     run_jobs()
     assert job_of(result).state == "succeeded"
 
@@ -332,7 +333,7 @@ def test_a_job_that_was_cancelled_in_its_sleep_sleeps_on_after_a_retry():
     assert transitions.cancel(key, "default")
     # The date is the row's, and is not reckoned anew.
     Step.objects.filter(kind="sleep").update(until=later(1))
-    assert transitions.retry_by_hand(key, "default")
+    assert by_hand.retry_by_hand(key, "default")
     run_jobs()
     assert (job_of(result).state, effects()) == ("scheduled", {"a:reserve": 1})
     assert abs(job_of(result).run_at - later(1)) < datetime.timedelta(minutes=1)
@@ -345,7 +346,7 @@ def test_what_was_done_is_taken_back_in_reverse_when_the_job_is_cancelled():
     run_jobs()
     assert list(effects()) == ["k:1", "k:2", "undo k:2", "undo k:1"]
     # What was taken back is done again.
-    assert transitions.retry_by_hand(job_of(result).pk, "default")
+    assert by_hand.retry_by_hand(job_of(result).pk, "default")
     jobs.signal("go:k")
     run_jobs()
     assert job_of(result).state == "succeeded"
@@ -423,9 +424,9 @@ def test_children_that_fail_fail_the_gather_and_a_retry_goes_on():
     child = Job.objects.get(task="tests.durable.fails")
     assert child.parent_id == job.pk
     Job.objects.filter(pk=child.pk).update(task=tasks.effect.name)
-    assert transitions.retry_by_hand(child.pk, "default")
+    assert by_hand.retry_by_hand(child.pk, "default")
     run_jobs()
-    assert transitions.retry_by_hand(job.pk, "default")
+    assert by_hand.retry_by_hand(job.pk, "default")
     run_jobs()
     assert job_of(result).result == ["a", "no"]
     assert effects() == {"a": 1, "no": 1}
@@ -446,9 +447,9 @@ def test_a_child_that_was_replaced_fails_as_its_replacement_does(chained):
     assert (job.state, job.error and job.error["message"], job.result) == ("failed", "no", None)
     other = Job.objects.get(task="tests.durable.fails")
     Job.objects.filter(pk=other.pk).update(task=tasks.effect.name)
-    assert transitions.retry_by_hand(other.pk, "default")
+    assert by_hand.retry_by_hand(other.pk, "default")
     run_jobs()
-    assert transitions.retry_by_hand(job.pk, "default")
+    assert by_hand.retry_by_hand(job.pk, "default")
     run_jobs()
     assert job_of(result).result == ["last" if chained else "no"]
 
@@ -818,9 +819,9 @@ def test_a_retry_makes_anew_what_was_taken_back():
     assert transitions.cancel(key, "default")
     # What takes it back would take back what the retry makes.
     with pytest.raises(jobs.Busy, match="still being taken back"):
-        transitions.retry_by_hand(key, "default")
+        by_hand.retry_by_hand(key, "default")
     run_jobs()
-    assert transitions.retry_by_hand(key, "default")
+    assert by_hand.retry_by_hand(key, "default")
     run_jobs()
     # It was taken back once, and made once more, under a key of its own.
     assert effects() == {"refund a": 1}
@@ -837,10 +838,10 @@ def test_a_retry_does_not_sleep_through_what_was_ended_by_hand():
     FAIL["a"] = [LookupError()]
     result = ended_by_hand.delay()
     run_jobs()
-    assert transitions.run_now(job_of(result).pk, "default")
+    assert by_hand.run_now(job_of(result).pk, "default")
     run_jobs(raises=False)
     assert job_of(result).state == "failed"
-    assert transitions.retry_by_hand(job_of(result).pk, "default")
+    assert by_hand.retry_by_hand(job_of(result).pk, "default")
     run_jobs()
     assert job_of(result).state == "succeeded"
 
@@ -860,7 +861,7 @@ def test_a_retry_gets_past_the_failed_step_whatever_was_added_before_it():
     has_more = True
     run_jobs(until=later(1), raises=False)
     assert job_of(result).state == "failed"
-    assert transitions.retry_by_hand(job_of(result).pk, "default")
+    assert by_hand.retry_by_hand(job_of(result).pk, "default")
     run_jobs()
     assert (job_of(result).state, effects()) == ("succeeded", {"a": 1, "new": 1})
 
@@ -884,7 +885,7 @@ def test_a_job_whose_deadline_is_over_runs_again_by_hand():
     run_jobs()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Job, "created_at", property(lambda job: later(-2)))
-        assert transitions.retry_by_hand(job_of(result).pk, "default")
+        assert by_hand.retry_by_hand(job_of(result).pk, "default")
         run_jobs()
     assert job_of(result).state == "scheduled", job_of(result).error
 

@@ -10,7 +10,7 @@ from django.db.models.functions import Now
 
 import jobs
 from jobs.contrib.durable.models import Signal, Step
-from jobs.lifecycle import transitions
+from jobs.contrib.operations import by_hand
 from jobs.models import Job
 from tests.contrib.durable.asynchronous import (
     awaits,
@@ -179,7 +179,7 @@ def test_two_workers_that_race_for_one_signal_take_it_once():
                     jobs.signal(key, number)
             # Both are woken, whoever looks first.
             for result in results:
-                transitions.run_now(result.id, "default")
+                by_hand.run_now(result.id, "default")
             done = Job.objects.filter(task=waits.name, state="succeeded")
             wait_for(lambda: done.count() == 20 * number, 60, "one of each goes on")  # noqa: B023
             wait_for(lambda: waiting.count() == 40 - 20 * number, 30, "the others wait on")  # noqa: B023

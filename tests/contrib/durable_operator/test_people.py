@@ -17,6 +17,7 @@ from django.utils import timezone
 import jobs
 from jobs.contrib.durable import signals
 from jobs.contrib.durable.models import Signal, Step
+from jobs.contrib.operations import by_hand
 from jobs.lifecycle import transitions
 from jobs.models import Action, Job
 from jobs.testing import run_jobs
@@ -104,7 +105,7 @@ def test_a_sleep_is_over_when_the_job_goes_on_or_has_ended(admin_client):
     page = text_of(admin_client, job)
     assert "sleep sleep waiting" in steps_on(page)["sleep"]
     assert "goes on: in 29 d" in steps_on(page)["sleep"]
-    assert transitions.run_now(job.pk, "default")
+    assert by_hand.run_now(job.pk, "default")
     assert "sleep sleep over" in steps_on(text_of(admin_client, job))["sleep"]
     assert transitions.cancel(job.pk, "default")
     assert "sleep sleep over" in steps_on(text_of(admin_client, job))["sleep"]

@@ -17,6 +17,7 @@ from jobs import Snooze, effect
 from jobs import effect as effect_of
 from jobs.conf import syncpoints
 from jobs.contrib.effects import rows
+from jobs.contrib.operations import by_hand
 from jobs.events.models import Event
 from jobs.lifecycle import transitions
 from jobs.lifecycle.run import persistently
@@ -296,7 +297,7 @@ def run(task, *parts) -> Job:
 
 
 def run_again(job: Job) -> Job:
-    assert transitions.retry_by_hand(job.pk, "default")
+    assert by_hand.retry_by_hand(job.pk, "default")
     deliver(calls_retry.AsyncResult(str(job.pk)))
     return Job.objects.get(pk=job.pk)
 

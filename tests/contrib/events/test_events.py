@@ -19,6 +19,7 @@ from django.db import OperationalError, connection, transaction
 from django.db.models import F
 from django.utils import timezone
 
+from jobs.contrib.operations import by_hand
 from jobs.contrib.operations.actions import RunNow
 from jobs.contrib.pruning.prune import FULL_WALK, Prune
 from jobs.contrib.why import explain as why
@@ -447,7 +448,7 @@ def test_one_that_is_tried_again_is_not_let_in_beside_the_one_that_just_was():
     first, second, _ = in_line()
     transitions.cancel(first.pk, "default")
     with open_transaction(lambda: order.release("default", [second.order_key])):
-        other = Elsewhere(lambda: transitions.retry_by_hand(first.pk, "default"))
+        other = Elsewhere(lambda: by_hand.retry_by_hand(first.pk, "default"))
         wait_for(lambda: somebody_waits() or other.outcome, 20, "it looks as well")
     other.result()
     assert out() == [second.pk]
@@ -459,7 +460,7 @@ def test_a_retry_by_hand_waits_for_its_turn_and_is_the_next(which):
     transitions.cancel(jobs[which].pk, "default")
     order.release_stuck("default")
     is_out = out()
-    transitions.retry_by_hand(jobs[which].pk, "default")
+    by_hand.retry_by_hand(jobs[which].pk, "default")
     assert out() == is_out, "no second one of its key"
     run_jobs()
     assert moved() == [f"moved:a:{number}" for number in ([1, 0, 2] if which == 0 else [0, 1, 2])]
@@ -470,7 +471,7 @@ def test_a_retry_by_hand_that_nobody_is_before_runs_at_once():
     for job in jobs:
         transitions.cancel(job.pk, "default")
     for job in jobs[::-1]:
-        transitions.retry_by_hand(job.pk, "default")
+        by_hand.retry_by_hand(job.pk, "default")
     assert out() == [jobs[2].pk]
     run_jobs()
     assert moved() == ["moved:a:2", "moved:a:0", "moved:a:1"]
@@ -487,7 +488,7 @@ def test_a_retry_by_hand_while_the_next_event_is_handed_on_lets_only_one_of_them
 
     def make_jobs(*args: Any, make_jobs: Any = relay.make_jobs) -> Any:
         found = make_jobs(*args)
-        others.append(Elsewhere(lambda: transitions.retry_by_hand(jobs[0].pk, "default")))
+        others.append(Elsewhere(lambda: by_hand.retry_by_hand(jobs[0].pk, "default")))
         wait_for(lambda: somebody_waits() or others[0].outcome, 10, "it is retried, or waits")
         return found
 

@@ -20,6 +20,7 @@ from jobs.contrib.fair import claims as fair
 from jobs.contrib.fair.claims import FairClaimer
 from jobs.contrib.fair.keys import NO_KEY
 from jobs.contrib.fair.order import Rotation
+from jobs.contrib.operations import by_hand
 from jobs.contrib.pauses import pauses
 from jobs.lifecycle import claims, transitions
 from jobs.lifecycle.worker_state import worker_state
@@ -396,7 +397,7 @@ def test_a_job_keeps_its_key_when_it_is_tried_again():
     [job] = claim()
     assert transitions.retry(job, transitions.now_plus(0), transitions.error_entry("ValueError", "no"), {})
     assert Job.objects.get().fair_key == "a"
-    assert transitions.run_now(job.pk, "default")
+    assert by_hand.run_now(job.pk, "default")
     assert [again.fair_key for again in claim()] == ["a"]
 
 

@@ -19,6 +19,7 @@ from jobs.contrib.limits import claims as limited
 from jobs.contrib.limits.limits import Limits
 from jobs.contrib.limits.rates import limit_of
 from jobs.contrib.messages import receiving
+from jobs.contrib.operations import by_hand
 from jobs.contrib.operator import problems, status
 from jobs.contrib.operator.store import HEADS
 from jobs.contrib.pruning import prune
@@ -122,7 +123,7 @@ def test_a_job_that_ends_moves_to_its_day_and_one_that_fails_beside_it():
 def test_a_retry_brings_a_job_back_under_its_id():
     for state in ("failed", "cancelled"):
         job = make(state)
-        assert transitions.retry_by_hand(job.pk, "default")
+        assert by_hand.retry_by_hand(job.pk, "default")
         assert place(job) == partitions.LIVE
         assert run(job).state == "running"
 
@@ -184,11 +185,11 @@ def test_who_waits_for_a_row_that_moves_looks_again():
     cancel = lambda: transitions.cancel(job.pk, "default")  # noqa: E731
     assert meanwhile(cancel, cancel) is False
 
-    retry = lambda: transitions.retry_by_hand(job.pk, "default")  # noqa: E731
+    retry = lambda: by_hand.retry_by_hand(job.pk, "default")  # noqa: E731
     assert meanwhile(retry, retry) is False
     assert Job.objects.get(pk=job.pk).state == "ready"
 
-    later = lambda: transitions.redirect(job.pk, "default", {"queue": "mail"})  # noqa: E731
+    later = lambda: by_hand.redirect(job.pk, "default", {"queue": "mail"})  # noqa: E731
     assert meanwhile(cancel, later) is False
 
     delete = lambda: prune.delete([job.pk], "default")  # noqa: E731
@@ -631,7 +632,7 @@ def whole() -> list[tuple[uuid.UUID, str]]:
     ("before", "after", "action"),
     [
         ("ready", "cancelled", lambda job: transitions.cancel(job.pk, "default")),
-        ("failed", "ready", lambda job: transitions.retry_by_hand(job.pk, "default")),
+        ("failed", "ready", lambda job: by_hand.retry_by_hand(job.pk, "default")),
         ("running", "succeeded", lambda job: [succeed(Job.objects.get(pk=job.pk))]),
         ("running", "failed", lambda job: transitions.fail(job, transitions.error_entry("ValueError", "no"))),
     ],

@@ -13,9 +13,9 @@ from django.db import connection
 from django.utils import timezone
 
 from jobs.contrib.console.base import me
+from jobs.contrib.operations import by_hand
 from jobs.contrib.operations.actions import OPERATIONS, RunNow
 from jobs.contrib.operations.selection import Selection, moment
-from jobs.lifecycle import transitions
 from jobs.models import Action, Job, Marker
 from tests import tasks
 from tests.helpers.harness import deliver
@@ -97,7 +97,7 @@ def test_a_second_person_who_makes_the_same_job_due_is_told_so(monkeypatch):
     def somebody_was_faster(self, key, using):
         prepare(self, key, using)
         if not first:
-            first.append(transitions.run_now(key, using))
+            first.append(by_hand.run_now(key, using))
 
     monkeypatch.setattr(RunNow, "prepare", somebody_was_faster)
     outcome = OPERATIONS["run"].attempt(job.pk)

@@ -11,6 +11,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from jobs.contrib.operations import by_hand
 from jobs.contrib.operator import statistics
 from jobs.contrib.operator.models import Statistic
 from jobs.contrib.operator.statistics import (
@@ -24,7 +25,6 @@ from jobs.contrib.operator.statistics import (
     floor,
     percentile,
 )
-from jobs.lifecycle import transitions
 from jobs.models import Job
 from jobs.store import databases
 from tests.helpers.harness import Worker
@@ -100,7 +100,7 @@ def test_what_was_counted_stays_counted():
     retried, pruned, kept = (ended(at, state="failed") for _ in range(3))
     count = Count()
     count.run_once()
-    transitions.retry_by_hand(retried.pk, "default")
+    by_hand.retry_by_hand(retried.pk, "default")
     pruned.delete()
     ended(at)
     count._done["default"] = at

@@ -20,6 +20,7 @@ from django.utils import timezone
 
 from jobs import Task, store
 from jobs.contrib.listening.notifications import Notifications
+from jobs.contrib.operations import by_hand
 from jobs.contrib.pruning.prune import Prune
 from jobs.contrib.results.backend import Backend
 from jobs.contrib.results.listener import ResultListener
@@ -145,7 +146,7 @@ def test_a_job_on_its_way(monkeypatch):
     assert (result.state, result.info, exists(result)) == ("PENDING", None, True)
     deliver(result)
     assert (result.state, type(result.info), result.retries) == ("RETRY", celery.exceptions.Retry, 1)
-    transitions.run_now(Job.objects.get().pk, "default")
+    by_hand.run_now(Job.objects.get().pk, "default")
     job = claim(result.id)
     assert (result.state, result.info) == ("STARTED", {"hostname": "here"})
     with pytest.raises(celery.exceptions.TimeoutError):

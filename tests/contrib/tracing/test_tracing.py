@@ -23,6 +23,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from jobs.conf import problems
+from jobs.contrib.operations import by_hand
 from jobs.contrib.tracing import spans as tracing
 from jobs.events.models import Event
 from jobs.lifecycle import transitions
@@ -93,7 +94,7 @@ def attributes(span: ReadableSpan) -> dict[str, Any]:
 
 def again(result) -> tuple[str, Any]:
     """The next run of a job that waits for its time."""
-    transitions.run_now(Job.objects.get(pk=result.id).pk, "default")
+    by_hand.run_now(Job.objects.get(pk=result.id).pk, "default")
     return deliver(result)
 
 

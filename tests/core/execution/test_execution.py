@@ -677,16 +677,6 @@ def test_errors_keep_the_first_and_the_last():
     assert [entry["n"] for entry in errors] == [*range(20), *range(80, 100)]
 
 
-def test_a_replay_resets_the_counts_but_never_the_lease():
-    result = tasks.raises.delay("wrong")
-    deliver(result)
-    assert transitions.retry_by_hand(uuid.UUID(result.id), "default")
-    job = Job.objects.get()
-    assert (job.state, job.retries, job.lease, job.finished_at) == ("ready", 0, 1, None)
-    deliver(result)
-    assert Job.objects.get().lease == 2
-
-
 def test_a_body_rings_after_its_commit(monkeypatch):
     seen = []
     monkeypatch.setattr(
@@ -767,14 +757,6 @@ def test_headers_and_limits_come_from_the_row():
     Job.objects.update(options={**Job.objects.get().options, **changed})
     assert deliver(result)[0] == "SUCCESS"
     assert Job.objects.get().result == ["new", 77, 66]
-
-
-def test_a_replayed_job_no_longer_expires():
-    result = tasks.effect.apply_async(("a",), expires=1)
-    Job.objects.update(expires_at=timezone.now() - timezone.timedelta(seconds=1))
-    transitions.expire("default", 10)
-    assert transitions.retry_by_hand(uuid.UUID(result.id), "default")
-    assert deliver(result)[0] == "SUCCESS"
 
 
 def test_a_job_of_a_later_release_is_left_to_its_workers():

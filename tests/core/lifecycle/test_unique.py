@@ -9,7 +9,6 @@ import uuid
 import pytest
 from celery import shared_task
 from django.db import IntegrityError, connection, transaction
-from django.utils import timezone
 
 from jobs import UniqueBusy, UniqueTaken
 from jobs.conf import conf, syncpoints
@@ -22,7 +21,6 @@ from tests.faults.database import use
 from tests.helpers import driver
 from tests.helpers.concurrency import Elsewhere, open_transaction, somebody_waits
 from tests.helpers.harness import claim, database_url, deliver, effects
-from tests.helpers.rows import ERROR
 from tests.helpers.servers import Missing, PgBouncer, wait_for
 from tests.models import Effect, Order
 
@@ -206,28 +204,6 @@ def test_rescue_does_not_wait_for_a_caller(node, settings):
         assert set(Job.objects.values_list("state", flat=True)) == {"ready"}
 
 
-@pytest.mark.database
-def test_replay_while_somebody_may_take_the_key(node, settings):
-    if connection.vendor != "postgresql":
-        pytest.skip("SQLite has one writer")
-    settings.JOBS = {**settings.JOBS, "UNIQUE_WAIT": 0.3}
-    one = tasks.summary.delay("mon", how="fails")
-    deliver(one)
-    with open_transaction(lambda: tasks.summary.delay("mon")), pytest.raises(UniqueBusy, match="in a moment"):
-        transitions.retry_by_hand(uuid.UUID(one.id), "default")
-
-
-@pytest.mark.database
-def test_replay_of_a_job_whose_key_is_taken(node):
-    one = tasks.summary.delay("mon", how="fails")
-    deliver(one)
-    holder = tasks.summary.delay("mon")
-    with pytest.raises(UniqueTaken, match=holder.id):
-        transitions.retry_by_hand(uuid.UUID(one.id), "default")
-    deliver(holder)
-    assert transitions.retry_by_hand(uuid.UUID(one.id), "default")
-
-
 def test_the_key_of_another_task_is_an_error_and_no_job(node):
     tasks.summary.delay("mon")
     with pytest.raises(ValueError, match="all tasks share the keys"):
@@ -318,15 +294,6 @@ def test_unique_for_is_over_for_a_retry_too(node):
     job.refresh_from_db()
     assert transitions.retry(job, None, transitions.error_entry("ValueError", "no", attempt=1), {})
     assert Job.objects.get(pk=one.id).state == "ready"
-
-
-def test_unique_for_is_over_for_a_replay_too(node):
-    one = tasks.summary_for_a_while.delay("mon")
-    Job.objects.update(state="cancelled", finished_at=timezone.now(), error=ERROR)
-    tasks.summary_for_a_while.delay("mon")
-    Job.objects.filter(pk=one.id).update(unique_expires_at=transitions.now_plus(-1))
-    assert transitions.retry_by_hand(uuid.UUID(one.id), "default")
-    assert Job.objects.filter(state="ready").count() == 2
 
 
 @pytest.mark.database

@@ -24,6 +24,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from jobs.contrib.operations import by_hand
 from jobs.idempotency import markers
 from jobs.lifecycle import transitions
 from jobs.maintenance import rescue
@@ -151,7 +152,7 @@ class Promise(RuleBasedStateMachine):
     @rule(data=st.data())
     def replay(self, data: st.DataObject) -> None:
         job = Job.objects.get(pk=self.draw(data, self.ids))
-        assert transitions.retry_by_hand(job.pk, "default") == (job.state in ("failed", "cancelled"))
+        assert by_hand.retry_by_hand(job.pk, "default") == (job.state in ("failed", "cancelled"))
 
     @precondition(lambda self: self.ids)
     @rule(data=st.data())
