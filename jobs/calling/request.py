@@ -12,12 +12,13 @@ from celery.app.task import Context
 from celery.utils.nodenames import anon_nodename
 from celery.utils.saferepr import saferepr
 
-from jobs.conf import conf
-from jobs.lifecycle.display import TEXTS, shown
+from jobs import extensions
 from jobs.lifecycle.run import Run, current
 from jobs.models import Job
 from jobs.models.values import decoded
 
+#: Headers that bear the arguments, as texts.
+TEXTS = ("argsrepr", "kwargsrepr")
 #: The follow-ups of a task: their names in a request, and in a call.
 _EMBEDDED = {"callbacks": "link", "errbacks": "link_error", "chain": "chain", "chord": "chord"}
 
@@ -49,7 +50,7 @@ def make(job: Job, task: Any, app: Celery, hostname: str, run: Run | None = None
         "called_directly": False,
         **(given(job) if run is None else given_to(run)),
     }
-    if own and conf().REDACT is not None:
+    if own and extensions.instead(seen)(job) is not job:
         # A call by name brought its own texts in the message: replace them.
         made |= {name: headers[name] for name in TEXTS}
     made["headers"] = own or None
@@ -64,8 +65,8 @@ def headers_of(job: Job, app: Celery, options: Mapping[str, Any], task: Any = No
     task = task or app.tasks.get(job.task)
     longest, key = getattr(task, "argsrepr_maxsize", None) or _longest(app), job.task_id
     # The texts of arguments are for people: Flower, Sentry, ``celery inspect active``.
-    seen: Any = job if conf().REDACT is None else shown(job)
-    args, kwargs = seen.args, seen.kwargs
+    about = extensions.instead(seen)(job)
+    args, kwargs = about.args, about.kwargs
     # The call's own limits, else the task's.
     limits = [options.get(name, getattr(task, name, None)) for name in ("time_limit", "soft_time_limit")]
     return {
@@ -89,6 +90,11 @@ def headers_of(job: Job, app: Celery, options: Mapping[str, Any], task: Any = No
         "stamped_headers": options.get("stamped_headers"),
         "stamps": decoded(options["stamps"]) if "stamps" in options else {},
     }
+
+
+def seen(job: Job) -> Any:
+    """What has ``args`` and ``kwargs`` that people may see: all of them. An extension may keep some back."""
+    return job
 
 
 @lru_cache(maxsize=1)

@@ -87,14 +87,6 @@ class Settings:
     MARKER_WAIT: float = 5.0
     #: How long ``delay()`` of a unique job waits for another transaction that has the key.
     UNIQUE_WAIT: float = 1.0
-    #: The dotted path of ``redact(task, name, value)``, which returns what people may see of an argument: in the admin,
-    #: by the commands, on pages of progress, in Celery's events and by ``celery inspect``. It also gets ``"result"``,
-    #: ``"cursor"``, the ``"answer"`` of an external call, the ``"payload"`` of a signal, and the texts of an
-    #: ``"error"``, a ``"key"``, a ``"progress"`` and a line of a ``"log"``; the values of arguments that it changed are
-    #: blanked in them before. What else a body writes into them is its author's choice. Stored data is not changed,
-    #: and logs are not either: they have the exceptions as they were raised, and their own filters. A positional
-    #: argument whose name is not known here is named by its number: ``"0"``. None: everything is shown.
-    REDACT: str | None = None
     #: The version of the project that a worker reports, at most 32 characters: a tag, or the start of a commit. With
     #: it the pages can show since which deploy a task fails. None: the version of this app.
     VERSION: str | None = None
@@ -106,7 +98,6 @@ TASK_OPTIONS = "atomic max_crashes idempotency_key unique unique_until unique_fo
 #: What the value of a key that is no number must be (a None that the key allows is not checked): a pattern of its
 #: text, or a function that accepts it; and the words for it.
 RULES: dict[str, tuple[str | Callable[[Any], bool], str]] = {
-    "REDACT": (".*", "the dotted path of a function, or None, not {!r}"),
     "VERSION": (".{1,32}", "a text of at most 32 characters, or None, not {!r}"),
 }
 

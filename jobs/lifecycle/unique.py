@@ -15,10 +15,9 @@ from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 from django.utils.translation import gettext_noop
 
-from jobs import store
+from jobs import extensions, store
 from jobs.conf import conf
 from jobs.errors import UniqueBusy
-from jobs.lifecycle.display import shown
 from jobs.models import UNIQUE, WAITING, Job
 from jobs.store import databases
 
@@ -85,7 +84,12 @@ def describe(job: Job, say: Callable[[str], str] = str) -> str:
         "%(who)s has the unique key %(key)r and does the same work: there is nothing to do, or replay this one when "
         "that has ended"
     )
-    return say(text) % {"who": who, "key": shown(job).text("key", job.unique_key)}
+    return say(text) % {"who": who, "key": extensions.instead(shown_key)(job)}
+
+
+def shown_key(job: Job) -> str:
+    """The key as people may see it. An extension may keep it back."""
+    return str(job.unique_key)
 
 
 def holder_of(job: Job) -> Job | None:

@@ -346,7 +346,7 @@ class Runner:
         # What ``inspect active`` shows.
         about = {"id": str(job.pk), "name": job.task, "queue": job.queue, "time": time.time()}
         shown = run.request.argsrepr, run.request.kwargsrepr
-        whole = (job.args, job.kwargs) if conf().REDACT is None else shown
+        whole = (job.args, job.kwargs) if extensions.instead(request.seen)(job) is job else shown
         for args, kwargs in (whole, (shown[0][:200], shown[1][:200]), ("...", "...")):
             text = repr({**about, "args": args, "kwargs": kwargs}).encode()
             # For values that are not JSON the texts say more than the row.

@@ -11,8 +11,11 @@ from tests.settings import INSTALLED_APPS
 
 INSTALLED_APPS = [app for app in INSTALLED_APPS if not app.startswith("shop") and find_spec(app)]
 #: What these apps are part of.
-NEEDED = {"jobs.contrib.event_broker": "jobs.events", "jobs.contrib.kept_logs": "jobs.signals"}
-INSTALLED_APPS = [app for app in INSTALLED_APPS if app not in NEEDED or find_spec(NEEDED[app])]
+NEEDED = {
+    "jobs.contrib.event_broker": ("jobs.events",),
+    "jobs.contrib.kept_logs": ("jobs.contrib.redaction", "jobs.signals"),
+}
+INSTALLED_APPS = [app for app in INSTALLED_APPS if all(map(find_spec, NEEDED.get(app, ())))]
 LABELS = ("jobs", "jobs_events", "jobs_event_broker", "jobs_kept_logs", "jobs_saved_filters")
 MIGRATION_MODULES = dict.fromkeys(LABELS)
 if not find_spec("jobs.contrib.transport"):

@@ -14,7 +14,7 @@ from typing import Any
 from celery import bootsteps, states
 from celery.utils.saferepr import saferepr
 
-from jobs.lifecycle.display import Shown, shown
+from jobs.contrib.redaction.display import Shown, shown
 from jobs.lifecycle.run import Run
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models.values import safe_repr

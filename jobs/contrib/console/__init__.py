@@ -5,5 +5,6 @@ PART_OF = (
     "jobs.contrib.inspection",
     "jobs.contrib.operations",
     "jobs.contrib.pruning",
+    "jobs.contrib.redaction",
     "jobs.contrib.sessions",
 )

@@ -15,7 +15,7 @@ from jobs.contrib.console.change import WHICH, key_of, which
 from jobs.contrib.inspection import by_time
 from jobs.contrib.inspection.view import progress_of
 from jobs.contrib.operations.selection import DIGITS
-from jobs.lifecycle.display import shown, veil
+from jobs.contrib.redaction.display import shown, veil
 from jobs.lifecycle.transitions import due_at
 from jobs.models import ENDED, Action, Job, Node
 from jobs.store import databases

@@ -1,6 +1,6 @@
 """Whether a task survives being killed anywhere: ``assert_idempotent()``, and ``manage.py jobs crashtest``."""
 
-PART_OF = ("jobs.contrib.copies",)
+PART_OF = ("jobs.contrib.copies", "jobs.contrib.redaction")
 
 PUBLIC = {"testing.NotIdempotent": "crash", "testing.assert_idempotent": "crash"}
 

@@ -13,7 +13,7 @@ from django.db.models import AutoField, Model
 from jobs.conf import conf, own_tasks
 from jobs.contrib.copies.store import Change, Row
 from jobs.contrib.crashtest.recorder import EFFECTS, SAFE, Operation
-from jobs.lifecycle.display import shown
+from jobs.contrib.redaction.display import shown
 from jobs.models import ENDED, Job, Marker, State, tables
 
 #: The fields of this app's own rows that are compared: what a body asked for. The other fields say how often, where and

@@ -27,7 +27,7 @@ from jobs.contrib.crashtest.child import Children
 from jobs.contrib.crashtest.compare import Difference, Outcome, Varying
 from jobs.contrib.crashtest.recorder import Operation
 from jobs.contrib.crashtest.report import Examination, Finding, as_html
-from jobs.lifecycle.display import shown
+from jobs.contrib.redaction.display import shown
 from jobs.models import Job
 from jobs.store import databases
 

@@ -1,3 +1,3 @@
 """What an operator has of durable tasks: the time line of a job, signals, ``jobs steps`` and ``jobs signal``."""
 
-PART_OF = ("jobs.contrib.durable",)
+PART_OF = ("jobs.contrib.durable", "jobs.contrib.redaction")

@@ -28,7 +28,7 @@ from jobs.contrib.operations.selection import DIGITS
 from jobs.contrib.pages import html
 from jobs.contrib.pages.base import ReadOnlyAdmin, by_key, may, page, template_of, whether
 from jobs.contrib.pages.html import column, time_column, url_of
-from jobs.lifecycle.display import shown
+from jobs.contrib.redaction.display import shown
 from jobs.models import Job
 from jobs.models.values import parsed
 

@@ -19,7 +19,7 @@ from jobs.contrib.durable.store import awaiting_any
 from jobs.contrib.inspection.counts import MOST, age_of, seconds_of
 from jobs.contrib.inspection.times import duration
 from jobs.contrib.inspection.view import SHOWN, Reason, View
-from jobs.lifecycle.display import BLANK, shown
+from jobs.contrib.redaction.display import BLANK, shown
 from jobs.lifecycle.transitions import due_at
 from jobs.models import ENDED, LIVE, UNSUCCESSFUL, Job, State
 from jobs.models.values import as_uuid

@@ -7,7 +7,7 @@ from django.db import transaction
 from jobs.contrib.durable import store
 from jobs.contrib.durable.signals import SIGNAL, signal
 from jobs.contrib.operations.notes import note
-from jobs.lifecycle.display import shown
+from jobs.contrib.redaction.display import shown
 from jobs.models import Job
 
 

@@ -21,7 +21,7 @@ from jobs.contrib.inspection.view import View
 from jobs.contrib.pages import html
 from jobs.contrib.pages.base import ReadOnlyAdmin, by_key, may, page
 from jobs.contrib.pages.html import column, link, time_column, url_if_any, url_of
-from jobs.lifecycle.display import veil
+from jobs.contrib.redaction.display import veil
 from jobs.models.values import jsonable, parse_uuid, parsed
 
 UNSENT, SENDING = ~Q(state=Effect.State.SENT), Q(state=Effect.State.SENDING)

@@ -10,7 +10,7 @@ from jobs.conf import conf
 from jobs.contrib.console.base import MEND, JobsCommand, option, reported, subcommand
 from jobs.contrib.effects.operations import clear_up
 from jobs.contrib.effects.rows import status, unsettled
-from jobs.lifecycle.display import veil
+from jobs.contrib.redaction.display import veil
 from jobs.models.values import parsed
 
 

@@ -11,8 +11,8 @@ from django.utils.translation import gettext, ngettext
 from jobs.conf import conf
 from jobs.contrib.effects.models import Effect
 from jobs.contrib.inspection.view import SHOWN, Reason, View
+from jobs.contrib.redaction.display import BLANK, shown, veil
 from jobs.errors import EffectParked
-from jobs.lifecycle.display import BLANK, shown, veil
 from jobs.models import Job, State
 
 

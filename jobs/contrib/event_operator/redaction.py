@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from jobs.conf import conf
+from jobs.contrib.redaction.display import HIDDEN, Shown, shown
 from jobs.events.models import ARGS, Event
-from jobs.lifecycle.display import HIDDEN, Shown, shown
 from jobs.models import Job
 
 

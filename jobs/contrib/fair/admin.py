@@ -14,7 +14,7 @@ from jobs.contrib.fair.store import KEYS
 from jobs.contrib.fair.waiting import waiting
 from jobs.contrib.inspection.counts import MOST, at_least
 from jobs.contrib.pages.base import template_of
-from jobs.lifecycle.display import shown
+from jobs.contrib.redaction.display import shown
 from jobs.models import Job
 from jobs.store import databases
 

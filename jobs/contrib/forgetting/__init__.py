@@ -1,3 +1,3 @@
 """A person asks to be forgotten: all that jobs keep of a tag is deleted."""
 
-PART_OF = ("jobs.contrib.pruning", "jobs.contrib.results", "jobs.contrib.tags")
+PART_OF = ("jobs.contrib.pruning", "jobs.contrib.redaction", "jobs.contrib.results", "jobs.contrib.tags")

@@ -19,8 +19,8 @@ from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.contrib.operations.actions import OPERATIONS
 from jobs.contrib.pruning import prune
+from jobs.contrib.redaction.display import shown
 from jobs.contrib.results.store import Store
-from jobs.lifecycle.display import shown
 from jobs.models import ENDED, LIVE, Action, Job, Marker
 
 

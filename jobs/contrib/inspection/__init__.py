@@ -1,3 +1,3 @@
 """What is known of jobs and workers, for pages, commands and rules: it only asks."""
 
-PART_OF = ("jobs.contrib.locks",)
+PART_OF = ("jobs.contrib.locks", "jobs.contrib.redaction")

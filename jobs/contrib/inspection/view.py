@@ -19,7 +19,7 @@ from jobs.conf.logs import logger
 from jobs.contrib.inspection.counts import MOST, workers
 from jobs.contrib.inspection.times import duration
 from jobs.contrib.locks import locks
-from jobs.lifecycle.display import shown
+from jobs.contrib.redaction.display import shown
 from jobs.models import Job, Node, Pause, State
 from jobs.models.values import scrub
 from jobs.store import databases

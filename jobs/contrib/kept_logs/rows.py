@@ -7,7 +7,7 @@ from typing import Any
 
 from jobs.contrib.kept_logs.hidden import read
 from jobs.contrib.kept_logs.models import LogLines
-from jobs.lifecycle.display import shown
+from jobs.contrib.redaction.display import shown
 from jobs.models import Job
 
 

@@ -11,7 +11,7 @@ from jobs.contrib.inspection.view import SHOWN, View
 from jobs.contrib.pages import html
 from jobs.contrib.pages.base import ReadOnlyAdmin, by_key, may, template_of
 from jobs.contrib.pages.html import column, time_column
-from jobs.lifecycle.display import veil
+from jobs.contrib.redaction.display import veil
 from jobs.models import Marker
 from jobs.models.values import parse_uuid
 

@@ -27,7 +27,7 @@ from django.views.decorators.http import require_POST
 from jobs.conf import conf
 from jobs.contrib.inspection.view import database_of
 from jobs.contrib.pages.html import SITE, label_of
-from jobs.lifecycle.display import veil
+from jobs.contrib.redaction.display import veil
 from jobs.models.values import scrub
 
 #: How many rows a page looks at if its filters have no index; the next page continues. It takes up to 100 ms.

@@ -23,7 +23,7 @@ from jobs import extensions
 from jobs.contrib.inspection.times import duration, local
 from jobs.contrib.inspection.view import other
 from jobs.contrib.operations.selection import DIGITS
-from jobs.lifecycle.display import shown
+from jobs.contrib.redaction.display import shown
 from jobs.models import Job, State, tables
 from jobs.models.values import scrub
 

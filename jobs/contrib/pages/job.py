@@ -29,7 +29,7 @@ from jobs.contrib.pages.base import SEARCHED, UncountedChangeList, may
 from jobs.contrib.pages.html import NOTHING, column
 from jobs.contrib.pages.operate import OperableAdmin
 from jobs.contrib.passing.backoff import says_how_to_retry
-from jobs.lifecycle.display import shown
+from jobs.contrib.redaction.display import shown
 from jobs.lifecycle.transitions import NEVER, due_at
 from jobs.models import WAITING, Job, State
 from jobs.models.fields import created_since

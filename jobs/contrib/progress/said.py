@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from jobs.conf import conf
+from jobs.contrib.redaction.display import shown
 from jobs.contrib.results import store
-from jobs.lifecycle.display import shown
 from jobs.lifecycle.run import Run
 from jobs.models import Job, State
 from jobs.models.values import scrub

@@ -4,4 +4,7 @@ from jobs.doors import Extension
 
 
 class Redaction(Extension):
-    instead = {"jobs.lifecycle.display.Shown": "jobs.contrib.redaction.redacted.Redacted"}
+    instead = {
+        "jobs.calling.request.seen": "jobs.contrib.redaction.display.seen",
+        "jobs.lifecycle.unique.shown_key": "jobs.contrib.redaction.display.shown_key",
+    }

@@ -9,9 +9,10 @@ from typing import Any
 
 from django.utils.module_loading import import_string
 
+from jobs.calling.request import TEXTS
 from jobs.conf import conf
 from jobs.conf.logs import logger
-from jobs.lifecycle.display import BLANK, HIDDEN, TEXTS, Shown, names_of
+from jobs.contrib.redaction.display import BLANK, HIDDEN, Shown, names_of
 from jobs.models import Job
 from jobs.models.values import CUT, decoded, safe_repr
 

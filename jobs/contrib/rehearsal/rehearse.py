@@ -22,10 +22,10 @@ from jobs import extensions
 from jobs.calling import outbox, request
 from jobs.conf import import_tasks, is_ours
 from jobs.contrib.isolation.isolation import stopped
+from jobs.contrib.redaction.display import shown
 from jobs.contrib.rehearsal.watching import Watch
 from jobs.errors import Busy, NotIsolated, Snooze
 from jobs.execution import pipeline, tracer
-from jobs.lifecycle.display import shown
 from jobs.lifecycle.run import NotHere, Run, current
 from jobs.models import Job, Node, State
 from jobs.models.values import decoded, safe_repr

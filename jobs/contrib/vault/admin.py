@@ -11,8 +11,8 @@ from django.utils.translation import gettext
 from jobs.contrib.inspection.view import View
 from jobs.contrib.pages import html
 from jobs.contrib.pages.base import may
+from jobs.contrib.redaction.display import shown
 from jobs.contrib.vault.tokens import CannotDecrypt, is_token, revealed
-from jobs.lifecycle.display import shown
 
 
 def job_page(request: HttpRequest, view: View) -> dict[str, str]:

@@ -11,8 +11,8 @@ from typing import Any
 from django.core.signals import setting_changed
 
 from jobs.conf import conf, own_tasks
+from jobs.contrib.redaction.display import names_of
 from jobs.contrib.vault.tokens import encrypt, is_token
-from jobs.lifecycle.display import names_of
 from jobs.models import Job
 
 #: Options of a call that contain other calls.

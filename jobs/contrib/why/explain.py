@@ -11,8 +11,8 @@ from django.utils.translation import gettext
 from jobs import extensions
 from jobs.conf import conf
 from jobs.contrib.inspection.view import Reason, View, look_up, other
+from jobs.contrib.redaction.display import Shown
 from jobs.contrib.why import ended, running, waiting
-from jobs.lifecycle.display import Shown
 from jobs.models import State
 
 

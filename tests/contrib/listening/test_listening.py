@@ -156,22 +156,6 @@ def test_a_ring_that_fails_is_no_error_and_leaves_a_sound_connection(heard, auto
     assert Job.objects.filter(state="ready").count() == 2
 
 
-@pytest.mark.parametrize("verb", ["run_now", "redirect", "retry_by_hand"])
-def test_what_a_person_lets_go_on_is_told_after_the_commit(heard, verb):
-    key = uuid.UUID(tasks.effect.apply_async(("a",), countdown=60 if verb == "run_now" else None).id)
-    if verb == "retry_by_hand":
-        assert transitions.cancel(key, "default")
-    heard()
-    wakeups._notified.clear()
-    with transaction.atomic():
-        if verb == "redirect":
-            assert transitions.redirect(key, "default", {"queue": "mail"})
-        else:
-            assert getattr(transitions, verb)(key, "default")
-        assert heard() == []
-    assert heard() == ["mail" if verb == "redirect" else queue()]
-
-
 @pytest.fixture
 def listening(monkeypatch):
     """A listener of this worker, and the wake-up that it rings."""

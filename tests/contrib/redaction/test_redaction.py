@@ -17,7 +17,7 @@ from django.urls import reverse
 from jobs.conf import problems
 from jobs.contrib.celery_events import pipe
 from jobs.contrib.checks import system as checks
-from jobs.lifecycle.display import shown
+from jobs.contrib.redaction.display import shown
 from jobs.lifecycle.run import Run
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job, Marker

@@ -28,11 +28,11 @@ from jobs.contrib.inspection.view import look_up
 from jobs.contrib.messages import receiving
 from jobs.contrib.operator import problems as operator_problems
 from jobs.contrib.operator import status
+from jobs.contrib.redaction.display import shown
 from jobs.contrib.stock_calls.sending import calls_are_rows
 from jobs.contrib.vault import commands, seal
 from jobs.contrib.vault.tokens import encrypt, revealed
 from jobs.extensions import through
-from jobs.lifecycle.display import shown
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job
 from jobs.models.values import decoded, jsonable

@@ -3,17 +3,12 @@
 from collections.abc import Iterable
 from typing import Any
 
-from django.core.exceptions import ImproperlyConfigured
-
-from jobs import extensions
 from jobs.conf import celery_app, conf
 from jobs.models import Job
 from jobs.models.values import decoded
 
 HIDDEN = "(hidden: JOBS['REDACT'] failed)"  #: Shown for a value if it is not known whether people may see it.
 BLANK = "***"  #: Shown in a text for the value of an argument that people may not see.
-#: Headers that bear the arguments, as texts.
-TEXTS = ("argsrepr", "kwargsrepr")
 
 
 class Shown:
@@ -75,6 +70,16 @@ def shown(job: Job) -> Shown:
     return _kind()(job)
 
 
+def seen(job: Job) -> Any:
+    """What has ``args`` and ``kwargs`` that people may see: the job itself, if they may see all."""
+    return job if conf().REDACT is None else shown(job)
+
+
+def shown_key(job: Job) -> str:
+    """The unique key, in texts that are stored."""
+    return shown(job).text("key", job.unique_key)
+
+
 def names_of(task: str, count: int) -> list[str]:
     """The names of a call's ``count`` positional arguments; empty if this process does not know the task."""
     known: Any = getattr(celery_app(), "tasks", {}).get(task)
@@ -94,7 +99,6 @@ def veil(rows: Iterable[Any]) -> None:
 def _kind() -> type[Shown]:
     if conf().REDACT is None:
         return Shown
-    kind = extensions.instead(Shown)
-    if kind is Shown:
-        raise ImproperlyConfigured("JOBS['REDACT'] is set, and no extension heeds it")
-    return kind
+    from jobs.contrib.redaction.redacted import Redacted
+
+    return Redacted
