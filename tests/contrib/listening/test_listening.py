@@ -17,7 +17,7 @@ from jobs.conf import syncpoints
 from jobs.contrib.listening import listener
 from jobs.contrib.listening.listener import turn_of
 from jobs.contrib.listening.notifications import Notifications
-from jobs.lifecycle import transitions, wakeups
+from jobs.lifecycle import wakeups
 from jobs.lifecycle.wakeups import ONE, SOME, News, Wakeup
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job
