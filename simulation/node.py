@@ -17,13 +17,14 @@ from django.db import connections
 from jobs import extensions
 from jobs.contrib.listening import listener
 from jobs.contrib.operator import doors as operator
+from jobs.contrib.shared_connections import turns
 from jobs.contrib.unknown_tasks import parking
 from jobs.lifecycle import wakeups
 from jobs.lifecycle import worker_state as states
 from jobs.lifecycle.wakeups import wakeup
 from jobs.lifecycle.worker_state import WorkerState, worker_state
 from jobs.maintenance import Seldom, clock, rescue
-from jobs.store import databases, shared_connections
+from jobs.store import databases
 from jobs.worker import pool, supervisor
 from jobs.worker.runner import Runner
 from simulation.backend import base
@@ -41,7 +42,7 @@ def prepare() -> None:
     """Give the modules of ``jobs`` simulated threads and pipes, and each process module globals of its own."""
     threads = Instead(threading, Event=Event, Thread=Thread, local=Local)
     system = Instead(os, read=_read, write=_write)
-    for module in (supervisor, shared_connections, listener):
+    for module in (supervisor, turns, listener):
         module.threading = threads
     for module in (supervisor, wakeups):
         module.os = system
@@ -59,7 +60,7 @@ def prepare() -> None:
         (parking, "_imported"): dict,
         (parking, "_seldom"): lambda: Seldom(20),
         (rescue.Rescue, "living"): dict,
-        (shared_connections, "_turns"): lambda: None,
+        (turns, "_turns"): lambda: None,
         (rescue, "_reported"): set,
         (rescue, "_waiting"): set,
         (operator, "_told"): Event,

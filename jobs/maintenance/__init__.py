@@ -6,6 +6,17 @@ in every worker and as ``manage.py jobs rescue``.
 
 import time
 from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager, nullcontext
+
+
+def turn() -> AbstractContextManager[None]:
+    """A step of one of the supervisor's threads that uses databases. An extension lets them share connections."""
+    return nullcontext()
+
+
+def give_way() -> None:
+    """Called between two parts of a long step, outside of a transaction. An extension lets other threads go on."""
+
 
 #: Seconds: steps shorter than this are cheap, and are never delayed.
 QUICK = 0.02

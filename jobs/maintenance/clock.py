@@ -16,7 +16,8 @@ from jobs.conf.logs import logger
 from jobs.lifecycle import transitions
 from jobs.lifecycle.wakeups import notify, wakeup
 from jobs.lifecycle.worker_state import worker_state
-from jobs.store import databases, shared_connections
+from jobs.maintenance import give_way
+from jobs.store import databases
 from jobs.store.base import COMMITTED_WITHIN, Seen, Since
 
 T = TypeVar("T")
@@ -124,7 +125,7 @@ def until_done(step: Callable[[], int]) -> int:
     deadline = time.monotonic() + LONGEST_TICK
     while (count := step()) and time.monotonic() < deadline:
         done += count
-        shared_connections.give_way()
+        extensions.instead(give_way)()
     return done + count
 
 

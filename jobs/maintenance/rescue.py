@@ -11,7 +11,7 @@ from typing import Any
 from django.db import IntegrityError
 from django.db.models import Exists, OuterRef, Q
 
-from jobs import store
+from jobs import extensions, store
 from jobs.conf import celery_app, conf, logs
 from jobs.conf.logs import logger
 from jobs.lifecycle import claims, transitions
@@ -19,11 +19,11 @@ from jobs.lifecycle.claims import Claimed
 from jobs.lifecycle.run import report
 from jobs.lifecycle.wakeups import wakeup
 from jobs.lifecycle.worker_state import BODY, Occupied, dead, is_alive, start_of, worker_state
-from jobs.maintenance import Seldom
+from jobs.maintenance import Seldom, give_way
 from jobs.maintenance.zombies import end_backends
 from jobs.models import Job, Node, State
 from jobs.models.columns import ORDER
-from jobs.store import databases, heartbeats, shared_connections
+from jobs.store import databases, heartbeats
 from jobs.store.databases import SideDatabase
 
 #: The pause after a look at the running jobs, in multiples of its length: that costs at most two percent of a core.
@@ -204,7 +204,7 @@ _waiting: set[uuid.UUID] = set()  #: Jobs for which it was logged that they are 
 
 def _finish(key: uuid.UUID, using: str, action: str, transition: Callable[[Job], bool], **where: Any) -> int:
     """Finish one job. A bad row does not stop the rest; it is logged once as an error."""
-    shared_connections.give_way()
+    extensions.instead(give_way)()
     found: list[Job] = []
 
     def finish(job: Job) -> bool:

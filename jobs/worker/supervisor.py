@@ -28,9 +28,9 @@ from jobs import __version__, doors, extensions, store
 from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.lifecycle.worker_state import BODY, IDLE, Occupied, dead, is_alive, worker_state
-from jobs.maintenance import clock, rescue
+from jobs.maintenance import clock, rescue, turn
 from jobs.models import Node
-from jobs.store import databases, heartbeats, identity, shared_connections
+from jobs.store import databases, heartbeats, identity
 from jobs.store.base import REPLACED
 from jobs.store.databases import SideDatabase
 from jobs.store.identity import NotAdopted
@@ -62,11 +62,11 @@ def keep(database: SideDatabase, text: bytes) -> None:
 
 
 class Supervisor:
-    """The supervisor's threads. They have two connections to each database, whatever is installed, and one to listen.
+    """The supervisor's threads.
 
     The main thread beats and reads the worker's notes; its queries wait for no other thread. ``watch`` looks at the
-    pool's processes without a database. Other threads share a connection: ``rescue`` finishes jobs of dead processes,
-    ``clock`` does what is due, and polls; extensions add their own.
+    pool's processes without a database. Other threads use databases in turns: ``rescue`` finishes jobs of dead
+    processes, ``clock`` does what is due, and polls; extensions add their own.
     """
 
     def __init__(self, main: int, node: dict[str, Any], pipe: int, ready: int) -> None:
@@ -98,7 +98,6 @@ class Supervisor:
     def main(self) -> None:
         _here[:] = [self]
         databases.leave_pools()
-        shared_connections.share()
         targets: list[Callable[[], None]] = [self._watch, self._rescue, self._clock]
         threads = [threading.Thread(target=each, name=f"jobs-{each.__name__}", daemon=True) for each in targets]
         for run in chain.from_iterable(each() for each in extensions.through("threads")):
@@ -316,7 +315,7 @@ class Supervisor:
                 with suppress(ProcessLookupError):
                     os.kill(self.main_pid, REPLACE)
 
-    # The threads that share a connection
+    # The threads that take turns
 
     def _rescue(self) -> None:
         watch = rescue.Rescue(SideDatabase(is_apart=False), lambda: worker_state.node)
@@ -360,8 +359,8 @@ class Supervisor:
         run(self._stopping, self._take_turn)
 
     def _take_turn(self, action: Callable[[], Any]) -> bool:
-        """Try it with the connections that the threads share."""
-        with shared_connections.turn():
+        """Try it in a turn of this thread."""
+        with extensions.instead(turn)():
             return self._try(action)
 
     def _try(self, action: Callable[[], Any]) -> bool:

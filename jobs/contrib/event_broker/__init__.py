@@ -1,3 +1,4 @@
 """Events between services with databases of their own, over RabbitMQ: ``JOBS["EVENT_BROKER"]``."""
 
+PART_OF = ("jobs.contrib.shared_connections",)
 SETTINGS = ("EVENT_BROKER", "EVENT_CELERY_EXCHANGE")

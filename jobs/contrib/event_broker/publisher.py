@@ -22,12 +22,12 @@ from jobs.conf.logs import logger
 from jobs.conf.syncpoints import reach
 from jobs.contrib.event_broker import amqp, wire
 from jobs.contrib.event_broker.models import Position
+from jobs.contrib.shared_connections.turns import turn
 from jobs.events.models import ARGS, TRACE, UNSENT, Event, Relay
 from jobs.events.services import BrokerError
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Node
 from jobs.store import databases
-from jobs.store.shared_connections import turn
 
 #: Events that are published before their confirms are awaited.
 CHUNK = 200

@@ -25,11 +25,11 @@ from jobs.conf.logs import logger
 from jobs.contrib.event_broker import amqp, control, inbox, publisher
 from jobs.contrib.event_broker.models import Position
 from jobs.contrib.event_broker.wire import Message
+from jobs.contrib.shared_connections.turns import turn
 from jobs.events.models import PARKED, Event, Subscription
 from jobs.events.relay import matches, periods
 from jobs.events.services import service
 from jobs.store import databases
-from jobs.store.shared_connections import turn
 
 #: Messages of one transaction, and how many the broker sends ahead.
 CHUNK, AHEAD = 200, 400

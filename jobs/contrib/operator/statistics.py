@@ -21,13 +21,14 @@ from django.db.models.fields.json import KeyTextTransform
 from django.db.models.functions import Cast, Ceil, Greatest, Ln, TruncMinute
 from django.utils import timezone
 
-from jobs import store
+from jobs import extensions, store
 from jobs.conf import conf
 from jobs.contrib.inspection.times import duration
 from jobs.contrib.operator.models import Statistic
 from jobs.contrib.pruning.prune import is_eldest
+from jobs.maintenance import give_way
 from jobs.models import Job, State
-from jobs.store import databases, shared_connections
+from jobs.store import databases
 
 MINUTE, HOUR, QUARTER = datetime.timedelta(minutes=1), datetime.timedelta(hours=1), datetime.timedelta(hours=6)
 
@@ -84,7 +85,7 @@ class Count:
                 # Race: another process has counted the same at this moment, with the same result.
                 return counted
             self._done[using] = max(begin, until)
-            shared_connections.give_way()
+            extensions.instead(give_way)()
             # Stop only beyond the minutes that are counted again, or it would never make progress.
             if self._node is not None and begin < until < end and time.monotonic() > deadline:
                 return counted

@@ -18,8 +18,9 @@ from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.idempotency import markers
 from jobs.lifecycle.transitions import now_plus
+from jobs.maintenance import give_way
 from jobs.models import ENDED, Action, Job, Marker, Node, State
-from jobs.store import databases, shared_connections
+from jobs.store import databases
 from jobs.store.postgresql import PostgreSQL
 
 NODE_RETENTION = 7 * 86400.0  #: Seconds for which a dead node is kept, for people to see.
@@ -67,12 +68,12 @@ class Prune:
         # Markers come first, and have half of the time: jobs are kept as long as their markers.
         while time.monotonic() < began + budget / 2 and (count := markers.delete_expired(using, batch(using))):
             done["markers"] += count
-            shared_connections.give_way()
+            extensions.instead(give_way)()
         while (deleted := self._step(using)) is not None:
             done["jobs"] += deleted
             if time.monotonic() >= began + budget:
                 break
-            shared_connections.give_way()
+            extensions.instead(give_way)()
         for prune in extensions.through("prune"):
             done.update(prune(using, max(0.0, began + budget - time.monotonic())) or {})
         old = Node.objects.using(using).filter(dead_at__lt=now_plus(-NODE_RETENTION))

@@ -7,8 +7,8 @@ import threading
 import pytest
 from django.db import Error, connection, connections, transaction
 
+from jobs.contrib.shared_connections import turns
 from jobs.models import Job
-from jobs.store import shared_connections
 from tests.helpers.concurrency import Elsewhere
 from tests.helpers.rows import make
 from tests.helpers.servers import wait_for
@@ -18,13 +18,13 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 
 @pytest.fixture(autouse=True)
 def _sharing(monkeypatch):
-    monkeypatch.setattr(shared_connections, "_turns", None)
-    shared_connections.share()
+    monkeypatch.setattr(turns, "_turns", None)
+    turns.share()
     if connection.vendor == "sqlite":
-        assert shared_connections._turns is None, "files are not shared"
+        assert turns._turns is None, "files are not shared"
         pytest.skip("of a database server")
     yield
-    for each in shared_connections._turns._connections:
+    for each in turns._turns._connections:
         each.close()
 
 
@@ -36,7 +36,7 @@ def session() -> object:
 
 def test_threads_have_one_connection_after_the_other():
     def step():
-        with shared_connections.turn():
+        with turns.turn():
             return session()
 
     found = [Elsewhere(step).result() for _ in range(3)]
@@ -45,7 +45,7 @@ def test_threads_have_one_connection_after_the_other():
 
 def test_a_thread_has_no_connection_beside_its_turn():
     def step():
-        with shared_connections.turn():
+        with turns.turn():
             session()
         return connections.all(initialized_only=True)
 
@@ -56,12 +56,12 @@ def test_what_a_step_leaves_open_is_rolled_back():
     row = make()
 
     def leave():
-        with shared_connections.turn():
+        with turns.turn():
             transaction.atomic().__enter__()
             Job.objects.filter(pk=row.pk).update(priority=7)
 
     def look():
-        with shared_connections.turn():
+        with turns.turn():
             return Job.objects.get(pk=row.pk).priority, connection.in_atomic_block
 
     Elsewhere(leave).result()
@@ -70,12 +70,12 @@ def test_what_a_step_leaves_open_is_rolled_back():
 
 def test_after_an_error_the_next_one_has_a_sound_connection():
     def fail():
-        with shared_connections.turn(), connection.cursor() as cursor:
+        with turns.turn(), connection.cursor() as cursor:
             connection.connection.close()
             cursor.execute("SELECT 1")
 
     def look():
-        with shared_connections.turn():
+        with turns.turn():
             return Job.objects.count()
 
     assert isinstance(Elsewhere(fail).result(), Error)
@@ -84,9 +84,9 @@ def test_after_an_error_the_next_one_has_a_sound_connection():
 
 def test_a_turn_within_a_turn_is_the_same():
     def step():
-        with shared_connections.turn():
+        with turns.turn():
             outer = session()
-            with shared_connections.turn():
+            with turns.turn():
                 assert session() is outer
             return session() is outer
 
@@ -102,12 +102,12 @@ class Holder:
         assert self.begun.wait(10)
 
     def _hold(self):
-        with shared_connections.turn():
+        with turns.turn():
             session()
             self.begun.set()
             while not self.may_end.wait(0.01):
                 if self.gives_way:
-                    shared_connections.give_way()
+                    turns.give_way()
             return session()
 
     def end(self):
@@ -116,20 +116,20 @@ class Holder:
 
 
 def step():
-    with shared_connections.turn():
+    with turns.turn():
         return session()
 
 
 def test_a_step_waits_for_another_and_has_the_same_connection():
     holder = Holder()
     waits = Elsewhere(step)
-    wait_for(lambda: shared_connections._turns.is_wanted, 5, "it waits")
+    wait_for(lambda: turns._turns.is_wanted, 5, "it waits")
     assert not waits.outcome
     assert holder.end() is waits.result()
 
 
 def test_a_step_that_takes_long_gives_way(monkeypatch):
-    monkeypatch.setattr(shared_connections, "PATIENCE", 3600.0)
+    monkeypatch.setattr(turns, "PATIENCE", 3600.0)
     holder = Holder()
     holder.gives_way = True
     assert Elsewhere(step).result() is holder.end()
@@ -137,7 +137,7 @@ def test_a_step_that_takes_long_gives_way(monkeypatch):
 
 def test_nobody_waits_for_a_step_that_hangs(monkeypatch):
     """The clock, for a statement that waits for somebody's lock: it opens a connection for this step."""
-    monkeypatch.setattr(shared_connections, "PATIENCE", 0.1)
+    monkeypatch.setattr(turns, "PATIENCE", 0.1)
     holder = Holder()
     own = Elsewhere(step).result()
     assert own.closed
@@ -146,4 +146,4 @@ def test_nobody_waits_for_a_step_that_hangs(monkeypatch):
 
 
 def test_the_clock_waits_a_second_at_the_most():
-    assert shared_connections.PATIENCE <= 1.0
+    assert turns.PATIENCE <= 1.0
