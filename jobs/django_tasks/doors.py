@@ -7,6 +7,14 @@ from typing import Any
 
 from jobs.doors import Extension
 
+#: A header of the jobs of Django's tasks: the alias of the backend that it was enqueued with.
+HEADER = "django_task"
+
+
+def alias_of(job: Any) -> str | None:
+    """The alias of the backend that one of Django's tasks was enqueued with; None for a task of Celery's."""
+    return job.headers.get(HEADER)
+
 
 class DjangoTasks(Extension):
     def ready(self) -> None:
@@ -16,8 +24,11 @@ class DjangoTasks(Extension):
 
     def find(self, job: Any) -> Any:
         """A Django task may be declared in any module: import that module for its job."""
-        if (alias := job.django_task) is None:
+        if (alias := alias_of(job)) is None:
             return None
         from jobs.django_tasks import task_backend
 
         return task_backend.find(job.task, alias)
+
+    def imports(self, job: Any) -> bool:
+        return alias_of(job) is not None

@@ -31,6 +31,7 @@ from django.core import checks
 from django.utils.module_loading import import_string
 
 from jobs import signals
+from jobs.django_tasks.doors import HEADER, alias_of
 
 if TYPE_CHECKING or django.VERSION >= (6,):
     from django.tasks import DEFAULT_TASK_QUEUE_NAME, Task, TaskContext, TaskResult, TaskResultStatus, task_backends
@@ -93,11 +94,10 @@ class JobsBackend(BaseTaskBackend):
             TypeError, ValueError: the arguments are not JSON, or the function does not take them.
         """
         from jobs.calling.calls import rank_of
-        from jobs.models import DJANGO_TASK
 
         self.validate_task(task)
         args, kwargs = normalize_json(list(args)), normalize_json(dict(kwargs))
-        options: dict[str, Any] = {"eta": task.run_after, "headers": {DJANGO_TASK: self.alias}}
+        options: dict[str, Any] = {"eta": task.run_after, "headers": {HEADER: self.alias}}
         if task.queue_name != DEFAULT_TASK_QUEUE_NAME:
             options["queue"] = task.queue_name
         if task.priority:
@@ -115,7 +115,7 @@ class JobsBackend(BaseTaskBackend):
 
         key = parse_uuid(str(result_id))
         job = None if key is None else databases.first(Job.objects.filter(pk=key))
-        if job is None or job.django_task is None:
+        if job is None or alias_of(job) is None:
             raise TaskResultDoesNotExist(result_id)
         try:
             return result_of(job)
@@ -193,7 +193,7 @@ def result_of(job: Job) -> TaskResult[..., Any]:
     elif left := {"error", "errors", "started_at", "finished_at"} & job.get_deferred_fields():
         job.refresh_from_db(fields=left)
     task = _known[job.task][0] if job.task in _known else import_string(job.task)
-    alias = str(job.django_task)
+    alias = str(alias_of(job))
     # The backend may have had another name when the task was enqueued.
     backend = task_backends[alias] if alias in task_backends.settings else task.get_backend()
     queue = DEFAULT_TASK_QUEUE_NAME if job.queue == current_app.conf.task_default_queue else job.queue
@@ -271,12 +271,12 @@ def _tell(theirs: Any, job: Job) -> None:
 
 
 def _tell_started(job: Job, **more: Any) -> None:
-    if job.django_task is not None:
+    if alias_of(job) is not None:
         _tell(task_started, job)
 
 
 def _tell_finished(job: Job, **more: Any) -> None:
-    if job.django_task is not None:
+    if alias_of(job) is not None:
         _tell(task_finished, job)
 
 

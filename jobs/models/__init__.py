@@ -97,9 +97,6 @@ class Heartbeat(models.Model):
 #: Implementations of methods here, by name. Packages that import this one set them; the app imports those packages.
 above: dict[str, Callable[..., Any]] = {}
 
-#: A header of jobs that are tasks of Django's task framework.
-DJANGO_TASK = "django_task"
-
 #: The jobs that hold their unique key.
 UNIQUE = Q(unique_key__isnull=False) & (
     Q(state__in=("scheduled", "ready")) | Q(state="running", unique_until="finished")
@@ -268,21 +265,10 @@ class Job(Completed):
         return str((isinstance(self.options, dict) and self.options.get("task_id")) or self.id)
 
     @property
-    def every_error(self) -> list[Any]:
-        """The kept errors of its failed attempts: dicts, unless a person, or another program, wrote the row."""
-        return self.errors if isinstance(self.errors, list) else [self.errors]
-
-    @property
     def headers(self) -> dict[str, Any]:
         """The message headers that the caller gave, and that receivers of Celery's signals added."""
         given = self.options.get("headers") if isinstance(self.options, dict) else None
         return dict(given) if isinstance(given, dict) else {}
-
-    @property
-    def django_task(self) -> str | None:
-        """The alias of the backend that one of Django's tasks was enqueued with; None for a task of Celery's."""
-        given = self.options.get("headers") if isinstance(self.options, dict) else None
-        return given.get(DJANGO_TASK) if isinstance(given, dict) else None
 
     @property
     def idempotency_key(self) -> str:
@@ -371,24 +357,6 @@ class Cancellation(models.Model):
 
     class Meta:
         db_table = "jobs_cancellation"
-
-
-class Action(models.Model):
-    """What a person did to a job."""
-
-    id = models.BigAutoField(primary_key=True)
-    job = models.UUIDField(_("job"))
-    at = models.DateTimeField(_("at"), default=Now)
-    #: A verb: ``retry``, ``cancel``, ``run``.
-    what = models.CharField(_("what"), max_length=32)
-    by = models.CharField(_("by"), max_length=150, default="")
-    why = models.TextField(_("why"), default="")
-
-    class Meta:
-        db_table = "jobs_action"
-        verbose_name = _("action")
-        verbose_name_plural = _("actions")
-        indexes: ClassVar = [models.Index(name="jobs_action_job", fields=["job"])]
 
 
 class Marker(models.Model):

@@ -8,6 +8,7 @@ from jobs.contrib.effects.models import Effect as Effect
 from jobs.contrib.event_broker.models import Position as Position
 from jobs.contrib.limits.models import Limit as Limit
 from jobs.contrib.limits.models import RateLimiter as RateLimiter
+from jobs.contrib.operations.models import Action as Action
 from jobs.contrib.operator.models import Order as Order
 from jobs.contrib.operator.models import Overview as Overview
 from jobs.contrib.operator.models import Statistic as Statistic

@@ -100,14 +100,6 @@ def jsonable(value: Any, where: str) -> Any:
         raise ValueError(f"{where} is nested too deeply") from None
 
 
-def parsed(text: str | bytes) -> Any:
-    """Parse JSON from outside. ``ValueError``: it is not JSON, or nested too deeply."""
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-
-
 def storable(value: Any, where: str) -> Any:
     """The value as plain JSON, by Celery's own encoder (signatures, dates, UUIDs)."""
     try:

@@ -13,7 +13,7 @@ from jobs.conf import conf
 from jobs.contrib.console.base import ID, LIMIT, LOOK, JobsCommand, local, option, subcommand
 from jobs.contrib.console.change import WHICH, key_of, which
 from jobs.contrib.inspection import by_time
-from jobs.contrib.inspection.view import progress_of
+from jobs.contrib.inspection.view import errors_of, progress_of
 from jobs.contrib.operations.selection import DIGITS
 from jobs.contrib.redaction.display import shown, veil
 from jobs.lifecycle.transitions import due_at
@@ -83,7 +83,7 @@ def show(out: JobsCommand, args: Namespace) -> None:
     veil([job])
     seen = shown(job)
     found = as_dict(
-        job, args=seen.args, kwargs=seen.kwargs, result=seen.result, errors=job.every_error, cursor=seen.cursor
+        job, args=seen.args, kwargs=seen.kwargs, result=seen.result, errors=errors_of(job), cursor=seen.cursor
     )
     said = progress_of([job]).get(job.pk)
     found["progress"] = said and {**said._asdict(), "percent": said.percent}

@@ -24,13 +24,13 @@ from jobs.contrib.durable_operator import rows as rows_of
 from jobs.contrib.durable_operator.sending import send
 from jobs.contrib.inspection.times import duration
 from jobs.contrib.inspection.view import SHOWN, View
+from jobs.contrib.operations.given import parsed
 from jobs.contrib.operations.selection import DIGITS
 from jobs.contrib.pages import html
 from jobs.contrib.pages.base import ReadOnlyAdmin, by_key, may, page, template_of, whether
 from jobs.contrib.pages.html import column, time_column, url_of
 from jobs.contrib.redaction.display import shown
 from jobs.models import Job
-from jobs.models.values import parsed
 
 #: How many steps a page shows, the last ones; and the length above which a value is folded.
 LAST, SHORT = 50, 60

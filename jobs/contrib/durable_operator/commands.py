@@ -17,10 +17,10 @@ from jobs.contrib.durable_operator import rows
 from jobs.contrib.durable_operator.sending import send, taker
 from jobs.contrib.inspection.times import duration
 from jobs.contrib.inspection.view import look_up
+from jobs.contrib.operations.given import parsed
 from jobs.contrib.operations.notes import note
 from jobs.contrib.redaction.display import shown
 from jobs.models import ENDED, Job, State
-from jobs.models.values import parsed
 from jobs.store import databases
 
 

@@ -18,11 +18,12 @@ from jobs.contrib.effects import rows as rows_of
 from jobs.contrib.effects.models import Effect
 from jobs.contrib.effects.operations import clear_up
 from jobs.contrib.inspection.view import View
+from jobs.contrib.operations.given import parsed
 from jobs.contrib.pages import html
 from jobs.contrib.pages.base import ReadOnlyAdmin, by_key, may, page
 from jobs.contrib.pages.html import column, link, time_column, url_if_any, url_of
 from jobs.contrib.redaction.display import veil
-from jobs.models.values import jsonable, parse_uuid, parsed
+from jobs.models.values import jsonable, parse_uuid
 
 UNSENT, SENDING = ~Q(state=Effect.State.SENT), Q(state=Effect.State.SENDING)
 PARKED, AMBIGUOUS = Q(state=Effect.State.PARKED), SENDING & Q(is_made=False)

@@ -10,8 +10,8 @@ from jobs.conf import conf
 from jobs.contrib.console.base import MEND, JobsCommand, option, reported, subcommand
 from jobs.contrib.effects.operations import clear_up
 from jobs.contrib.effects.rows import status, unsettled
+from jobs.contrib.operations.given import parsed
 from jobs.contrib.redaction.display import veil
-from jobs.models.values import parsed
 
 
 @subcommand(

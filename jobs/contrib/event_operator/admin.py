@@ -20,6 +20,7 @@ from jobs.contrib.event_operator.store import names
 from jobs.contrib.inspection.counts import MOST, at_least
 from jobs.contrib.inspection.times import duration
 from jobs.contrib.inspection.view import View, database_of
+from jobs.contrib.operations.given import parsed
 from jobs.contrib.operations.selection import DIGITS, SEARCHED, newest
 from jobs.contrib.pages import history, html
 from jobs.contrib.pages.base import (
@@ -37,7 +38,7 @@ from jobs.events.models import ARGS, TRACE, Event, Subscription
 from jobs.events.relay import matches
 from jobs.events.services import BrokerError
 from jobs.models import Job, State
-from jobs.models.values import parse_uuid, parsed, scrub
+from jobs.models.values import parse_uuid, scrub
 
 #: What the list can be filtered by: a label, and the condition. Those of ``stages.OPEN`` have an index each;
 #: all other ones are looked for among the newest events.

@@ -15,7 +15,7 @@ from jobs.conf.logs import logger
 from jobs.contrib.history import store
 from jobs.contrib.pruning.prune import FULL_WALK
 from jobs.lifecycle.transitions import now_plus
-from jobs.models import Action, Job, Marker
+from jobs.models import Job, Marker
 from jobs.models.fields import first_id
 from jobs.store import databases, of
 
@@ -72,7 +72,6 @@ def _drop(using: str, day: datetime.date, name: str, retention: float) -> int:
             number = gone.count()
             for tell in extensions.through("deleting"):
                 tell(gone, using)
-            Action.objects.using(using).filter(job__in=gone.values("pk"))._raw_delete(using)
             store.drop_day(using, name, ids)
     except (OperationalError, ProgrammingError) as exc:
         if not store.is_refused(exc):

@@ -169,6 +169,11 @@ def other(what: Any, part: str) -> Other | None:
     return next((each for each in found if each is not None and getattr(each, part) is not None), None)
 
 
+def errors_of(job: Job) -> list[Any]:
+    """The kept errors of its failed attempts: dicts, unless a person, or another program, wrote the row."""
+    return job.errors if isinstance(job.errors, list) else [job.errors]
+
+
 def progress_of(jobs: Iterable[Job], is_veiled: bool = True) -> dict[uuid.UUID, Any]:
     """The progress that the last run of each job has reported, as people may see it."""
     found: dict[uuid.UUID, Any] = {}

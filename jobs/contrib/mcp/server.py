@@ -13,7 +13,7 @@ from django.db import close_old_connections
 from jobs import __version__
 from jobs.conf.logs import logger
 from jobs.contrib.console.base import JobsCommand, Option, Subcommand
-from jobs.models.values import parsed
+from jobs.contrib.operations.given import parsed
 
 #: Versions of the protocol. A client that asks for another one is offered the first, and may leave.
 VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")

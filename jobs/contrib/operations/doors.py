@@ -1,9 +1,18 @@
-"""It has no part in the core: pages, commands and other extensions use them. What they ask other extensions."""
+"""The part of the operations in the core: what people did to a job goes with it. What they ask other extensions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+
+from jobs.doors import Extension
+
+
+class Operations(Extension):
+    def deleting(self, jobs: Any, using: str) -> None:
+        from jobs.contrib.operations.models import Action
+
+        Action.objects.using(using).filter(job__in=jobs.values("pk"))._raw_delete(using)
 
 
 class Doors:

@@ -10,6 +10,7 @@ from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext_lazy as _
 
 from jobs.contrib.inspection.frames import own_frames
+from jobs.contrib.inspection.view import errors_of
 from jobs.contrib.operations.actions import OPERATIONS
 from jobs.contrib.pages import html
 from jobs.lifecycle.transitions import NEVER
@@ -30,7 +31,7 @@ TIMES = {
 
 def of(job: Job) -> dict[str, Any]:
     """The context of the template ``job/history.html``."""
-    kept = job.every_error
+    kept = errors_of(job)
     earlier = kept[:-1] if kept and kept[-1] == job.error else kept
     known: list[Any] = [
         (at, label) for name, label in TIMES.items() if (at := getattr(job, name)) is not None and at < NEVER

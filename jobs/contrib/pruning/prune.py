@@ -19,7 +19,7 @@ from jobs.conf.logs import logger
 from jobs.idempotency import markers
 from jobs.lifecycle.transitions import now_plus
 from jobs.maintenance import give_way
-from jobs.models import ENDED, Action, Job, Marker, Node, State
+from jobs.models import ENDED, Job, Marker, Node, State
 from jobs.store import databases
 from jobs.store.postgresql import PostgreSQL
 
@@ -191,6 +191,4 @@ def _delete(locked: QuerySet[Job], using: str) -> int:
     for tell in extensions.through("deleting"):
         tell(over, using)
     deleted: int = over._raw_delete(using)
-    gone = Action.objects.using(using).filter(store.of(using).among("job", ids))
-    gone.filter(~Exists(Job.objects.using(using).filter(pk=OuterRef("job"))))._raw_delete(using)
     return deleted

@@ -21,3 +21,7 @@ class Doors:
     def reasons(self, view: Any) -> Iterable[Any]:
         """Why a job is where it is, beside the reasons of its state: each a ``Reason``."""
         return ()
+
+    def imports(self, job: Any) -> bool:
+        """Whether a worker that does not know the job's task imports it when it claims the job."""
+        return False

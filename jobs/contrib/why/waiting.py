@@ -122,8 +122,8 @@ def unknown_task(view: View) -> Iterator[Reason]:
     task, workers = view.job.task, view.consumers
     if not workers or any(task in worker.tasks for worker in workers):
         return
-    if view.job.django_task is not None and (view.error or {}).get("type") != UNKNOWN:
-        # A worker imports a Django task when it claims its job.
+    is_imported = any(imports(view.job) for imports in extensions.through("imports"))
+    if is_imported and (view.error or {}).get("type") != UNKNOWN:
         return
     says = ngettext(
         "The worker that consumes its queue does not know the task %(task)s.",

@@ -12,11 +12,12 @@ from django.utils import timezone
 from jobs import UniqueBusy, UniqueTaken
 from jobs.contrib.operations import by_hand
 from jobs.lifecycle import transitions, wakeups
-from jobs.models import Job
+from jobs.maintenance import prune
+from jobs.models import Action, Job
 from tests import tasks
 from tests.helpers.concurrency import open_transaction
 from tests.helpers.harness import deliver
-from tests.helpers.rows import ERROR
+from tests.helpers.rows import ERROR, make
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -35,6 +36,14 @@ def test_what_a_person_lets_go_on_is_told_after_the_commit(monkeypatch, verb):
             assert getattr(by_hand, verb)(key, "default")
         assert told == []
     assert told == ["mail" if verb == "redirect" else current_app.conf.task_default_queue]
+
+
+@pytest.mark.database
+def test_what_was_done_to_a_job_is_pruned_with_it():
+    job, kept = make("succeeded"), make("succeeded")
+    Action.objects.bulk_create(Action(job=each.pk, what="retry") for each in (job, kept))
+    assert prune.delete([job.pk], "default") == 1
+    assert Action.objects.get().job == kept.pk
 
 
 @pytest.mark.database

@@ -19,7 +19,7 @@ from jobs.contrib.pruning import prune, worker
 from jobs.contrib.pruning.prune import Prune
 from jobs.lifecycle import transitions
 from jobs.lifecycle.worker_state import worker_state
-from jobs.models import Action, Job, Marker, Node
+from jobs.models import Job, Marker, Node
 from jobs.worker import supervisor
 from tests import tasks
 from tests.helpers.concurrency import open_transaction
@@ -183,8 +183,8 @@ def test_a_replayed_job_stays():
 
 
 def test_what_goes_with_it():
-    job, kept = make("succeeded", age=2 * DAY), make("succeeded")
-    Action.objects.bulk_create(Action(job=each.pk, what="retry") for each in (job, kept))
+    make("succeeded", age=2 * DAY)
+    kept = make("succeeded")
     expired = make("succeeded", age=2 * DAY)
     Marker.objects.create(key="old", kind="task", job=expired.pk, expires_at=timezone.now())
     make_node(dead_at=timezone.now() - timezone.timedelta(days=8))
@@ -192,7 +192,6 @@ def test_what_goes_with_it():
     # Extensions say what they deleted as well: nothing.
     done = {what: number for what, number in Prune().run_once().items() if number}
     assert done == {"jobs": 2, "markers": 1, "nodes": 1}
-    assert Action.objects.get().job == kept.pk
     assert (Job.objects.get(), Node.objects.get(), Marker.objects.count()) == (kept, node, 0)
 
 

@@ -24,6 +24,7 @@ from jobs.conf import conf
 from jobs.contrib.inspection import by_time
 from jobs.contrib.inspection.counts import at_least
 from jobs.contrib.operations.actions import OPERATIONS, Operation, Outcome
+from jobs.contrib.operations.given import parsed
 from jobs.contrib.operations.selection import FIELDS, Selection, Unreadable
 from jobs.contrib.operator.models import Statistic
 from jobs.contrib.operator.pages import timeline
@@ -33,7 +34,6 @@ from jobs.contrib.pages.base import SEARCHED, apart, may, numbered, page
 from jobs.contrib.pages.html import url_of
 from jobs.contrib.pages.job import Created, JobAdmin, JobChangeList, StateFilter
 from jobs.models import LIVE, UNSUCCESSFUL, Job, State
-from jobs.models.values import parsed
 
 SEEN = 1000  #: The filter counts the failed ones among this many of the newest failed and cancelled jobs.
 

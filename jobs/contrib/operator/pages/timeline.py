@@ -7,6 +7,7 @@ from django.utils import timezone
 from django.utils.translation import gettext
 
 from jobs.contrib.inspection.times import duration
+from jobs.contrib.inspection.view import errors_of
 from jobs.contrib.pages.history import when
 from jobs.lifecycle.transitions import due_at
 from jobs.models import Job
@@ -16,7 +17,7 @@ def of(job: Job) -> dict[str, Any]:
     """Bars and marks, in percent of the time from the job's beginning to its end."""
     now = timezone.now()
     end = job.finished_at or max(now, due_at(job) or now)
-    failures = {at: entry for entry in job.every_error if (at := when(entry)) is not None}
+    failures = {at: entry for entry in errors_of(job) if (at := when(entry)) is not None}
     begin = min([job.created_at, *failures])
     whole = max(0.001, (end - begin).total_seconds())
 
