@@ -19,10 +19,8 @@ from jobs.conf import logs
 from jobs.errors import Cancel, LostLease
 from jobs.lifecycle import transitions, wakeups
 from jobs.lifecycle.worker_state import ProcessState
-from jobs.models import ENDED, Job, State, above
-from jobs.models.values import decoded, jsonable
+from jobs.models import ENDED, Job, State
 from jobs.store import databases
-from jobs.store.base import owned
 
 #: Seconds between the attempts to reach a database that is away, and how often.
 RECONNECT = (0.0, 0.1, 0.4, *[0.5] * 14)
@@ -116,24 +114,6 @@ class Run:
             raise Cancel(note.reason)
         if not transitions.owns(self.job):
             raise LostLease("this run lost its lease")
-
-
-def save_cursor(job: Job, value: Any) -> None:
-    """See ``Job.save_cursor``. The fence is that of every finish: a zombie finds no row."""
-    kept = jsonable(value, "the cursor")
-    run = current_run()
-    if run is not None and run.job is job and run.is_atomic:
-        raise TypeError(
-            f"{job.task} has one transaction, which is committed at its end: to save a cursor on the way declare the "
-            "task with atomic=False, and give each part of its work a transaction (with transaction.atomic(): ...)"
-        )
-    update = partial(owned(job).update, cursor=kept)
-    if not job._state.adding and databases.patiently(str(job._state.db), update) != 1:
-        raise LostLease("this run lost its lease; what it does in this transaction is rolled back")
-    job.cursor = decoded(kept)
-
-
-above["save_cursor"] = save_cursor
 
 
 async def on_thread(call: Callable[[], Any]) -> Any:

@@ -29,6 +29,7 @@ from jobs.models import Job
 from jobs.store import databases
 from jobs.worker import supervisor
 from tests import tasks
+from tests.helpers.concurrency import end_session
 from tests.helpers.gates import once_only, wait_for_file
 from tests.helpers.harness import Worker, claim, deliver, effects, in_body, run, wait_ended, wait_state
 from tests.helpers.redactions import SECRET, of_job, redact, text_of
@@ -356,6 +357,21 @@ def test_a_zombie_saves_no_cursor_and_rolls_back(node):
         Effect.objects.create(key="zombie")
         zombie.save_cursor(1)
     assert (effects(), Job.objects.get().cursor) == ({}, None)
+
+
+@shared_task(bind=True, atomic=False, max_retries=0)
+def outlives_its_session(self, key):
+    Effect.objects.create(key=key)
+    end_session()
+    self.job.save_cursor(1)
+
+
+@pytest.mark.database
+@pytest.mark.skipif(connection.vendor == "sqlite", reason="no server ends a connection")
+def test_work_is_not_done_again_because_its_session_ended_before_the_cursor(node):
+    assert deliver(outlives_its_session.delay("a"))[0] == "SUCCESS"
+    job = Job.objects.get()
+    assert (job.state, job.lease, job.cursor, effects()) == ("succeeded", 1, 1, {"a": 1})
 
 
 def test_an_atomic_body_has_no_cursor(node, monkeypatch):

@@ -943,15 +943,13 @@ def test_a_server_that_takes_no_writes_is_not_the_bodys_error():
 def outlives_its_session(self, key, then):
     Effect.objects.create(key=key)
     end_session()
-    if then == "cursor":
-        self.job.save_cursor(1)
-    elif then == "checkpoint":
+    if then == "checkpoint":
         self.checkpoint()
 
 
 @pytest.mark.database
 @pytest.mark.skipif(connection.vendor == "sqlite", reason="no server ends a connection")
-@pytest.mark.parametrize("then", ["end", "cursor", "checkpoint"])
+@pytest.mark.parametrize("then", ["end", "checkpoint"])
 def test_work_that_is_committed_is_not_done_again_because_its_session_ended(then):
     """The body waited for longer than the server, or a pooler, keeps an idle session: ten runs did all of it."""
     assert deliver(outlives_its_session.delay("a", then))[0] == "SUCCESS"
