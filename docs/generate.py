@@ -52,7 +52,7 @@ def settings() -> list[str]:
 def _default(name: str, source: str) -> str:
     from jobs.conf import every
 
-    value = getattr(every()[0](), name)
+    value = getattr(every()(), name)
     if isinstance(value, dict | list | tuple):
         return f"`{list(value) if isinstance(value, tuple) else value}`"
     if isinstance(value, float):

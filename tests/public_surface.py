@@ -50,7 +50,7 @@ def surface() -> dict[str, set[str]]:
     kinds: dict[str, Iterable[str]] = {
         "python": _python(),
         "task option": _first(docs["options"]()),
-        "setting": (field.name for field in fields(conf.every()[0])),
+        "setting": (field.name for field in fields(conf.every())),
         "check": (f"jobs.{key}" for key in TEXTS),
         "signal": (name for name, kind in vars(signals).items() if isinstance(kind, signals.JobSignal)),
         "metric": _first(docs["metrics"]()),

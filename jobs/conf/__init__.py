@@ -1,17 +1,15 @@
 """The settings: ``settings.JOBS`` (its keys are the fields of :class:`Settings`), and :func:`celery_settings`."""
 
-import re
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cache, lru_cache
 from importlib import import_module
-from inspect import signature
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, Any, cast
 
 from celery import Celery as Celery
 from celery import current_app
@@ -95,100 +93,20 @@ class Settings:
 #: The options of a task that are ours (see :class:`jobs.Task`). Extensions have more.
 TASK_OPTIONS = "atomic max_crashes idempotency_key unique unique_until unique_for".split()
 
-#: What the value of a key that is no number must be (a None that the key allows is not checked): a pattern of its
-#: text, or a function that accepts it; and the words for it.
-RULES: dict[str, tuple[str | Callable[[Any], bool], str]] = {
-    "VERSION": (".{1,32}", "a text of at most 32 characters, or None, not {!r}"),
-}
-
-#: Every number has to be below this. It is 3,000 years in seconds, and all databases can hold it.
-MOST = 1e11
-
-#: Keys that map names or patterns to options, with an example.
-OPTIONS = {"TASKS": "{'post_office.*': {'atomic': False}}", "QUEUES": "{'mail': {'concurrency': 3}}"}
-
 
 @cache
-def every() -> tuple[Any, dict[str, Any]]:
-    """All keys of ``settings.JOBS`` as a dataclass, and the rules of the keys: the core's, and those of extensions."""
-    modules = extensions.settings()
-    kinds = (*(module.Settings for module in reversed(modules)), Settings)
-    rules = {key: rule for module in modules for key, rule in getattr(module, "RULES", {}).items()}
-    return dataclass(frozen=True, kw_only=True)(type("Settings", kinds, {})), RULES | rules
+def every() -> Any:
+    """All keys of ``settings.JOBS`` as a dataclass: the core's, and those of extensions."""
+    kinds = (*(module.Settings for module in reversed(extensions.settings())), Settings)
+    return dataclass(frozen=True, kw_only=True)(type("Settings", kinds, {}))
 
 
 @cache
 def problems() -> list[str]:
-    """What is wrong with ``settings.JOBS``: one sentence for each problem, with the cure."""
+    """What is wrong with ``settings.JOBS``: one sentence for each problem, with the cure. Extensions look for them."""
     given = getattr(django_settings, "JOBS", {})
-    if not isinstance(given, dict):
-        return [f"JOBS must be a dict, not {type(given).__name__}."]
-    known = {field.name: field.type for field in fields(every()[0])}
-    found = [f"JOBS has no key {key!r}{did_you_mean(str(key), known)}" for key in given if key not in known]
-    values = _settings({key: value for key, value in given.items() if key in known})
-    for name, kind in known.items():
-        value = getattr(values, name)
-        if value is not None or type(None) not in get_args(kind):
-            found += [f"JOBS[{name!r}]{says}" for says in _problems_of(name, kind, value)]
-    if found:
-        return found
-    if values.DEAD_AFTER < 3 * values.HEARTBEAT:
-        found.append("JOBS['DEAD_AFTER'] must be at least three times JOBS['HEARTBEAT'].")
-    if not values.DATABASES:
-        found.append("JOBS['DATABASES'] must name at least one database.")
-    unknown = [alias for alias in values.DATABASES if alias not in django_settings.DATABASES]
-    return found + [f"JOBS['DATABASES'] names {alias!r}, which settings.DATABASES does not have." for alias in unknown]
-
-
-def _problems_of(name: str, kind: Any, value: Any) -> Iterator[str]:
-    if name in OPTIONS:
-        yield from _problems_of_options(name, value)
-    elif name in every()[1]:
-        rule, says = every()[1][name]
-        is_text = isinstance(rule, str) and isinstance(value, str)
-        if not (re.fullmatch(rule, value, re.DOTALL) if is_text else callable(rule) and rule(value)):
-            yield f" must be {says.format(value)}."
-    elif kind == Sequence[str]:
-        is_list = isinstance(value, list | tuple | set | frozenset)
-        if isinstance(value, str):
-            yield " must be a list, not a string."
-        elif not is_list or not all(isinstance(each, str | bytes) for each in value):
-            # Perhaps secrets: of the value only the types are shown.
-            kinds = ", ".join(dict.fromkeys(type(each).__name__ for each in value)) if is_list else type(value).__name__
-            yield f" must be a list of texts, and not of {kinds}."
-    elif kind is bool:
-        if not isinstance(value, bool):
-            yield f" must be True or False, not {value!r}."
-    elif not _is_above_0(value):
-        yield f" must be a number above 0, and below {MOST:g} (a time: in seconds, or a timedelta), not {value!r}."
-    elif kind is int and not isinstance(value, int):
-        yield f" must be a whole number, not {value!r}."
-
-
-def _is_above_0(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < MOST
-
-
-def _problems_of_options(name: str, given: Any) -> Iterator[str]:
-    if not isinstance(given, Mapping) or not all(isinstance(options, Mapping) for options in given.values()):
-        yield f" must be a dict of dicts, {OPTIONS[name]}, not {given!r}."
-        return
-    # Without options no extension is asked: extensions are not loaded before Django has its apps.
-    checks = extensions.through("queue_options") if given and name == "QUEUES" else ()
-    read_by = {check: [*signature(check).parameters] for check in checks}
-    # max_retries sets how often a task whose code is not yours is retried: with 0, not at all.
-    of_tasks = [*task_option_names(), "max_retries"] if given and name == "TASKS" else []
-    known = of_tasks or [each for names in read_by.values() for each in names]
-    says = f"The options are {', '.join(known)}." if known else "Nothing that is installed reads one: leave it out."
-    for pattern, options in given.items():
-        if odd := [str(each) for each in options if each not in known]:
-            yield from (f"[{pattern!r}] has no option {each!r}{did_you_mean(each, known)} {says}" for each in odd)
-            continue
-        for check, names in read_by.items():
-            try:
-                check(**{each: options[each] for each in names if each in options})
-            except ValueError as exc:
-                yield f"[{pattern!r}]: {exc}."
+    looks = [module.problems for module in extensions.settings() if hasattr(module, "problems")]
+    return [says for look in looks for says in look(given)]
 
 
 def task_option_names() -> list[str]:
@@ -235,19 +153,19 @@ def conf() -> Settings:
     """The settings in force; ``ImproperlyConfigured`` lists all that is wrong with them."""
     if found := problems():
         raise ImproperlyConfigured(" ".join(found))
-    return _settings(getattr(django_settings, "JOBS", {}))
+    return made(getattr(django_settings, "JOBS", {}))
 
 
-def _settings(given: dict[str, Any]) -> Settings:
-    """A time may also be a timedelta."""
+def made(given: dict[str, Any]) -> Settings:
+    """The settings with these keys; a time may also be a timedelta."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, list | tuple):
             return [plain(each) for each in value]
         return value.total_seconds() if isinstance(value, timedelta) else value
 
-    made: Settings = every()[0](**{name: plain(value) for name, value in given.items()})
-    return made
+    found: Settings = every()(**{name: plain(value) for name, value in given.items()})
+    return found
 
 
 def _forget(*, setting: str, **kwargs: Any) -> None:

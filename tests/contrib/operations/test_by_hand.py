@@ -11,8 +11,8 @@ from django.utils import timezone
 
 from jobs import UniqueBusy, UniqueTaken
 from jobs.contrib.operations import by_hand
+from jobs.contrib.pruning import prune
 from jobs.lifecycle import transitions, wakeups
-from jobs.maintenance import prune
 from jobs.models import Action, Job
 from tests import tasks
 from tests.helpers.concurrency import open_transaction
