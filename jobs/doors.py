@@ -68,6 +68,9 @@ class Extension:
     def replacing(self, job: Any, using: str) -> None:
         """This call replaces a body: it has the id of the body's job, and is about to be inserted."""
 
+    def came(self, using: str, queues: Iterable[str]) -> None:
+        """Jobs have come, and are committed: the queue of each. Must not raise."""
+
     def happened(self, jobs: Iterable[Any], using: str, action: str) -> None:
         """After the commit: runs of jobs started or are over, or waiting jobs were cancelled. Must not raise.
 

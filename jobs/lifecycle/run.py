@@ -17,9 +17,9 @@ from django.db.transaction import TransactionManagementError
 from jobs import extensions
 from jobs.conf import logs
 from jobs.errors import Cancel, LostLease
-from jobs.lifecycle import transitions, wakeups
+from jobs.lifecycle import transitions
 from jobs.lifecycle.worker_state import ProcessState
-from jobs.models import ENDED, Job, State
+from jobs.models import Job, State
 from jobs.store import databases
 
 #: Seconds between the attempts to reach a database that is away, and how often.
@@ -156,8 +156,6 @@ def report(job: Job, using: str, action: str, text: str, level: int = logging.IN
         assert error is not None
         action, text, level = "failed", f"failed: {error['type']}: {error['message']}", logging.ERROR
     logs.log(level, job, text, action, **more)
-    if job.state in ENDED:
-        wakeups.answer(job, using)
     for happened in extensions.through("happened"):
         happened([job], using, action)
     return action

@@ -15,8 +15,8 @@ import pytest
 from django.db import connection
 
 from jobs.conf import conf
+from jobs.contrib.listening import news
 from jobs.contrib.verify.verify import verify
-from jobs.lifecycle import wakeups
 from jobs.models import Job
 from tests import tasks
 from tests.faults.ledger import Ledger
@@ -131,7 +131,7 @@ def test_rings_lost(ledger, monkeypatch):
     """
     with workers(2) as both:
         wait_for(lambda: all(" ready." in worker.text() for worker in both), 40, "the workers are ready")
-        monkeypatch.setattr(wakeups, "CHANNEL", "nobody_listens")
+        monkeypatch.setattr(news, "CHANNEL", "nobody_listens")
         for _ in range(10):
             ledger.enqueue(30)
             time.sleep(1.3)

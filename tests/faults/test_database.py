@@ -10,7 +10,7 @@ from celery import current_app, shared_task
 from django.db import connection, transaction
 
 from jobs.conf import conf
-from jobs.lifecycle import wakeups
+from jobs.contrib.listening import news
 from jobs.lifecycle.run import RECONNECT
 from jobs.models import Job, Node
 from tests import tasks
@@ -292,7 +292,7 @@ def test_rings_lost(ledger, monkeypatch):
     """
     with workers(2) as both:
         wait_for(lambda: all(" ready." in worker.text() for worker in both), 40, "the workers are ready")
-        monkeypatch.setattr(wakeups, "CHANNEL", "nobody_listens")
+        monkeypatch.setattr(news, "CHANNEL", "nobody_listens")
         for _ in range(10):
             ledger.enqueue(30)
             time.sleep(0.3)

@@ -8,6 +8,11 @@ from jobs.doors import Extension, Thread
 
 
 class Listening(Extension):
+    def came(self, using: str, queues: Iterable[str]) -> None:
+        from jobs.contrib.listening.news import notify
+
+        notify(using, queues)
+
     def threads(self) -> Iterable[Thread]:
         from jobs.contrib.listening.listener import run
 

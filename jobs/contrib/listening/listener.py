@@ -14,9 +14,10 @@ from django.db import Error, connections
 from jobs import extensions, store
 from jobs.conf import conf
 from jobs.conf.logs import logger
+from jobs.contrib.listening.news import CHANNEL, News
 from jobs.contrib.listening.notifications import Notifications
 from jobs.doors import Attempt
-from jobs.lifecycle.wakeups import ANSWERS, CHANNEL, ONE, SOME, WAITS, News, wakeup
+from jobs.lifecycle.wakeups import ONE, SOME, wakeup
 from jobs.lifecycle.worker_state import IDLE, worker_state
 from jobs.maintenance import clock
 from jobs.maintenance.rescue import Rescue
@@ -79,8 +80,6 @@ def _listen(alias: str, stopping: threading.Event) -> None:
             heard, told = [News.read(text) for text in (*told, *notifications.heard())], []
             now = time.monotonic()
             names, queues = {news.queue for news in heard}, worker_state.queues
-            if WAITS in names:
-                worker_state.answers_until = now + ANSWERS
             ours = [news for news in heard if news.queue in queues]
             turns = [turn_of(news, worker_state.node, Rescue.living) for news in ours]
             if 0 in turns:

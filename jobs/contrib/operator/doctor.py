@@ -21,10 +21,11 @@ from jobs.contrib.checks.system import driver
 from jobs.contrib.console.base import PROVE, JobsCommand, option, subcommand
 from jobs.contrib.inspection.counts import paused, worker_command
 from jobs.contrib.inspection.times import duration
+from jobs.contrib.listening.news import CHANNEL
 from jobs.contrib.listening.notifications import Notifications
 from jobs.contrib.locks import locks
 from jobs.contrib.operator import problems, statistics, status
-from jobs.lifecycle import transitions, wakeups
+from jobs.lifecycle import transitions
 from jobs.models import ENDED, Job, State
 from jobs.store import databases, identity
 
@@ -168,8 +169,8 @@ def _locks() -> Finding:
 def _hears(alias: str, wait: float = 1.0) -> bool:
     """Whether a notification arrives: behind a pooler that shares connections none does, and workers have to poll."""
     with databases.apart(alias) as connection:
-        notifications = Notifications(connection, wakeups.CHANNEL)
-        store.of(alias).notify(wakeups.CHANNEL, [""])
+        notifications = Notifications(connection, CHANNEL)
+        store.of(alias).notify(CHANNEL, [""])
         return notifications.hears(wait, [""])
 
 

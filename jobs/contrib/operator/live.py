@@ -17,8 +17,8 @@ from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.contrib.inspection import by_time
 from jobs.contrib.inspection.view import progress_of
+from jobs.contrib.listening.news import CHANNEL
 from jobs.contrib.listening.notifications import Notifications
-from jobs.lifecycle.wakeups import CHANNEL
 from jobs.models import Job, Node, Pause, State
 from jobs.store import databases
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from jobs.doors import Extension
+from jobs.lifecycle.worker_state import worker_state
 
 
 class Results(Extension):
@@ -17,6 +20,17 @@ class Results(Extension):
         from jobs.models import above
 
         above["wait"] = _wait
+
+    def heard(self, told: Collection[str] | None) -> None:
+        from jobs.contrib.results.listener import heard
+
+        heard(told)
+
+    def happened(self, jobs: Iterable[Any], using: str, action: str) -> None:
+        if worker_state.answers_until > time.monotonic() and action in ("succeeded", "failed", "cancelled"):
+            from jobs.contrib.results.listener import answer
+
+            answer(jobs, using)
 
     def prune(self, using: str, budget: float) -> None:
         from jobs.contrib.results import store

@@ -3,14 +3,34 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Container
+from collections.abc import Collection, Container, Iterable
 from contextlib import ExitStack
 
 from django.db import Error
 
+from jobs.contrib.listening.news import CHANNEL, send
 from jobs.contrib.listening.notifications import Notifications
-from jobs.lifecycle.wakeups import ANSWERS, CHANNEL, ENDED, WAITS
+from jobs.lifecycle.worker_state import worker_state
+from jobs.models import Job
 from jobs.store import databases, of
+
+#: The channel for callers that wait for results; the payload is the job's id in Celery.
+ENDED = "jobs_ended"
+#: The payload that says: this caller waits for a result. Workers announce each end for so many seconds after it, and
+#: at no other time.
+WAITS, ANSWERS = "?", 3.0
+
+
+def answer(jobs: Iterable[Job], using: str) -> None:
+    """Tell callers that wait for results that jobs have ended."""
+    if of(using).has_notify:
+        send(using, ENDED, [job.task_id for job in jobs])
+
+
+def heard(told: Collection[str] | None) -> None:
+    """The supervisor was notified: a caller may wait for results."""
+    if told and WAITS in told:
+        worker_state.answers_until = time.monotonic() + ANSWERS
 
 
 class ResultListener(ExitStack):

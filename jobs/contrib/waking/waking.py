@@ -9,6 +9,7 @@ from typing import Any
 from django.db import connections, transaction
 
 from jobs import store
+from jobs.contrib.listening import news
 from jobs.contrib.waking.store import wake_first
 from jobs.lifecycle import wakeups
 from jobs.lifecycle.transitions import now_plus, wait, waiting
@@ -49,5 +50,5 @@ def _told(using: str) -> tuple[str, str] | None:
     Returns:
         The channel, and what comes behind the name of the queue.
     """
-    at_once = store.of(using).has_notify and connections[using].get_autocommit() and wakeups.is_due(using, "")
-    return (wakeups.CHANNEL, str(wakeups.News("", 1, random.getrandbits(63)))) if at_once else None
+    at_once = store.of(using).has_notify and connections[using].get_autocommit() and news.is_due(using, "")
+    return (news.CHANNEL, str(news.News("", 1, random.getrandbits(63)))) if at_once else None

@@ -14,14 +14,16 @@ from django.db import connection, transaction
 
 from jobs import store
 from jobs.conf import syncpoints
-from jobs.contrib.listening import listener
+from jobs.contrib.listening import listener, news
 from jobs.contrib.listening.listener import turn_of
+from jobs.contrib.listening.news import News
 from jobs.contrib.listening.notifications import Notifications
+from jobs.contrib.results.listener import answer
 from jobs.lifecycle import wakeups
-from jobs.lifecycle.wakeups import ONE, SOME, News, Wakeup
+from jobs.lifecycle.wakeups import ONE, SOME, Wakeup
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job
-from jobs.store import databases
+from jobs.store import databases, sessions
 from tests import tasks
 from tests.helpers import driver
 from tests.helpers.concurrency import Elsewhere
@@ -36,7 +38,7 @@ def queue() -> str:
 
 @pytest.fixture(autouse=True)
 def _never_rung():
-    wakeups._notified.clear()
+    news._notified.clear()
 
 
 def _after(seconds, notifications):
@@ -54,7 +56,7 @@ def heard():
     if connection.vendor != "postgresql":
         pytest.skip("nobody rings elsewhere")
     with databases.apart("default") as other:
-        notifications = Notifications(other, wakeups.CHANNEL)
+        notifications = Notifications(other, news.CHANNEL)
         yield lambda: [News.read(text).queue for text in _after(0.1, notifications)]
 
 
@@ -83,22 +85,42 @@ def test_a_job_for_later_is_not_told(heard):
 
 def test_a_process_rings_for_a_queue_once_in_a_while(heard, monkeypatch):
     """The listener looks again by itself."""
-    monkeypatch.setattr(wakeups, "PAUSE", 100.0)
-    for _ in range(wakeups.BURST + 5):
+    monkeypatch.setattr(news, "PAUSE", 100.0)
+    for _ in range(news.BURST + 5):
         tasks.effect.delay("a")
     tasks.effect.apply_async(("a",), queue="mail")
-    assert sorted(heard()) == sorted([queue()] * wakeups.BURST + ["mail"])
-    for key in wakeups._notified:
+    assert sorted(heard()) == sorted([queue()] * news.BURST + ["mail"])
+    for key in news._notified:
         # One pause and a bit has gone by.
-        wakeups._notified[key] -= 130.0
+        news._notified[key] -= 130.0
     for _ in range(5):
         tasks.effect.delay("a")
     assert heard() == [queue()]
 
 
 def test_the_pause_is_shorter_than_the_listeners_looks():
-    assert wakeups.PAUSE == 0.02
-    assert listener.AFTER[0] > wakeups.PAUSE, "else nobody would look at what came within the pause"
+    assert news.PAUSE == 0.02
+    assert listener.AFTER[0] > news.PAUSE, "else nobody would look at what came within the pause"
+
+
+def test_a_ring_is_a_statement_of_its_own_after_the_commit(monkeypatch):
+    """In the transaction it would let only one at a time commit."""
+    if connection.vendor != "postgresql":
+        pytest.skip("nobody rings elsewhere")
+    sent = []
+    kind = type(sessions.session_of("default"))
+    notify = kind.notify
+
+    def note(session, channel, payloads):
+        sent.append((channel, payloads, databases.status(connection)))
+        notify(session, channel, payloads)
+
+    monkeypatch.setattr(kind, "notify", note)
+    with transaction.atomic():
+        tasks.effect.delay("a")
+        assert not sent
+    [(channel, [payload], status)] = sent
+    assert (channel, News.read(payload).queue, status) == (news.CHANNEL, queue(), databases.IDLE)
 
 
 def test_what_is_told_stands_beside_the_statement(heard, node):
@@ -115,7 +137,7 @@ def test_what_is_told_stands_beside_the_statement(heard, node):
     texts = set()
     for name in ("a", "b"):
         job = Job.objects.get(pk=tasks.effect.delay(name).id)
-        wakeups.answer(job, "default")
+        answer([job], "default")
         texts.add(asked())
         wakeups.notify("default", [name])
         texts.add(asked())
@@ -193,8 +215,8 @@ def test_a_listener_says_whether_one_job_came(listening, count, kind):
 
 def test_a_listener_finds_what_came_within_the_callers_pause(listening, monkeypatch):
     """The second call rang for nobody: the looks after the first ring find it."""
-    monkeypatch.setattr(wakeups, "BURST", 1)
-    monkeypatch.setattr(wakeups, "PAUSE", 60.0)
+    monkeypatch.setattr(news, "BURST", 1)
+    monkeypatch.setattr(news, "PAUSE", 60.0)
 
     def call_twice():
         tasks.noop.delay()
@@ -228,7 +250,7 @@ def test_news_are_read_as_they_were_told(heard):
         news = News(name, 3, 2**63 - 1)
         assert News.read(str(news)) == news
     with databases.apart("default") as other:
-        notifications = Notifications(other, wakeups.CHANNEL)
+        notifications = Notifications(other, news.CHANNEL)
         with transaction.atomic():
             tasks.noop.delay_many([(number,) for number in range(7)])
             tasks.noop.apply_async(queue="mail")
@@ -292,7 +314,7 @@ def test_a_stream_of_news_puts_off_no_look(listening, behind):
     Elsewhere(lambda: tasks.noop.delay()).result()
 
     def told_again():
-        wakeups._notified.clear()
+        news._notified.clear()
         wakeups.notify("default", [queue()])
         return listening.wait(0.01)
 

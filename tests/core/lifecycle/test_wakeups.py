@@ -4,45 +4,13 @@ from __future__ import annotations
 
 import kombu
 import pytest
-from celery import current_app
-from django.db import connection, transaction
+from django.db import transaction
 
-from jobs.lifecycle import wakeups
-from jobs.lifecycle.wakeups import SOME, News, Wakeup
+from jobs.lifecycle.wakeups import SOME, Wakeup
 from jobs.models import Job
-from jobs.store import databases, sessions
 from tests import tasks
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
-
-
-def queue() -> str:
-    return current_app.conf.task_default_queue
-
-
-@pytest.fixture(autouse=True)
-def _never_rung():
-    wakeups._notified.clear()
-
-
-def test_a_ring_is_a_statement_of_its_own_after_the_commit(monkeypatch):
-    """In the transaction it would let only one at a time commit."""
-    if connection.vendor != "postgresql":
-        pytest.skip("nobody rings elsewhere")
-    sent = []
-    kind = type(sessions.session_of("default"))
-    notify = kind.notify
-
-    def note(session, channel, payloads):
-        sent.append((channel, payloads, databases.status(connection)))
-        notify(session, channel, payloads)
-
-    monkeypatch.setattr(kind, "notify", note)
-    with transaction.atomic():
-        tasks.effect.delay("a")
-        assert not sent
-    [(channel, [payload], status)] = sent
-    assert (channel, News.read(payload).queue, status) == (wakeups.CHANNEL, queue(), databases.IDLE)
 
 
 @pytest.mark.parametrize(
