@@ -104,7 +104,7 @@ MODELS = (
             Guard(
                 "the end of a dead run's session",
                 (*ONE, "NO_ENDING"),
-                "jobs.maintenance.zombies.end_backends",
+                "jobs.contrib.sessions.zombies.end_backends",
                 "a job whose row is locked by a dead run never ends",
             ),
         ),

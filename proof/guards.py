@@ -83,7 +83,7 @@ OUT: dict[tuple[str, str], Code | str] = {
         Without("jobs.execution.finish:is_committed", "False")
     ),
     ("ownership", "the end of a dead run's session"): _code(
-        Without("jobs.maintenance.zombies:end_backends"), on="postgresql mysql"
+        Without("jobs.contrib.sessions.zombies:end_backends"), on="postgresql mysql"
     ),
     ("rescue", "the row that counts is given back last"): _code(
         Without(

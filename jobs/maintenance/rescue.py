@@ -3,7 +3,7 @@
 import logging
 import time
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -20,7 +20,6 @@ from jobs.lifecycle.run import report
 from jobs.lifecycle.wakeups import wakeup
 from jobs.lifecycle.worker_state import BODY, Occupied, dead, is_alive, start_of, worker_state
 from jobs.maintenance import Seldom, give_way
-from jobs.maintenance.zombies import end_backends
 from jobs.models import Job, Node, State
 from jobs.models.columns import ORDER
 from jobs.store import databases, heartbeats
@@ -143,8 +142,15 @@ def rescue_all(using: str) -> int:
             transitions.write_death(node_id, using, signed_off)
     runs = _runs(using, node__dead_at__isnull=False)
     # First end the sessions, so that the next run does not wait for the locks of the dead one.
-    end_backends([(key, lease) for key, lease, _ in runs], using)
+    extensions.instead(end_sessions)([(key, lease) for key, lease, _ in runs], using)
     return _lose_all(runs, using, _lose("NodeLost", "the worker died"))
+
+
+def end_sessions(runs: Sequence[tuple[uuid.UUID, int]], using: str) -> None:
+    """Runs (job and lease) are known to be over; the job may have a new run by now.
+
+    An extension ends what they left in the database's server, and so their locks.
+    """
 
 
 def _runs(using: str, **where: Any) -> list[Claimed]:
@@ -294,7 +300,7 @@ class OwnJobs:
             where = {"node_id": worker_state.node, "lease": slot.lease, "token": slot.token}
             # Without a job the process was waiting or claiming. What it claimed has no process: two beats give it back.
             if begun is not None:
-                end_backends([(begun, slot.lease)], alias)
+                extensions.instead(end_sessions)([(begun, slot.lease)], alias)
                 done += _finish(begun, alias, "crashed", partial(self._end, slot), **where)
                 if Job.objects.using(alias).filter(pk=begun, state=State.RUNNING, **where).exists():
                     # A leftover of the process (its session) still has the row locked: the next look finishes the job.
@@ -367,5 +373,5 @@ class OwnJobs:
 
     def _hand_back_all_in(self, alias: str) -> int:
         runs = _runs(alias, node_id=worker_state.node)
-        end_backends([(key, lease) for key, lease, _ in runs], alias)
+        extensions.instead(end_sessions)([(key, lease) for key, lease, _ in runs], alias)
         return _finish_all(runs, alias, "handed_back", _HAND_BACK)

@@ -147,6 +147,10 @@ class Store:
 
     # Which database it is
 
+    @property
+    def name(self) -> str:
+        return str(self.connection.vendor)
+
     def is_replaced(self) -> bool:
         """Whether another database is now in the place of the one that is connected."""
         return False
@@ -401,33 +405,3 @@ class Store:
         """SQL, and its values: whether a job waits in one of the queues, or (short) was added there a moment ago."""
         names = [name for queue in queues for name in (queue, queue)]
         return " OR ".join([self.ready_sql] * len(queues)) or "1 = 0", names
-
-    # Sessions of the server
-
-    @property
-    def name(self) -> str:
-        return str(self.connection.vendor)
-
-    def sessions(self, question: str, value: Any) -> list[tuple[int, str, str, float]]:
-        """The sessions that are in the way, if the server tells: session, application, its state, and its seconds.
-
-        Parameters:
-            question: ``locks`` (they lock this job's row), ``blocks`` (they block this session), ``old`` (seconds).
-        """
-        return []
-
-    def end_sessions(self, runs: Sequence[tuple[uuid.UUID, int]]) -> tuple[list[uuid.UUID], set[tuple[str, str]]]:
-        """End the server's sessions of runs (job and lease) that are over. The job may have another run by now.
-
-        Returns:
-            The jobs whose session was ended; and for each session that may not be ended, our role and its role.
-        """
-        return [], set()
-
-    @contextmanager
-    def watched(self, job: Job, seconds: float) -> Iterator[list[Any]]:
-        """Yields a list: not empty if the block still waits for the run after so many seconds (it is paused, say).
-
-        If it is empty, the run's connection may be busy with another, unrelated job of the same claim.
-        """
-        yield []

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from jobs.contrib.sessions.zombies import end_backends
 from jobs.execution import finish
 from jobs.lifecycle import claims, transitions
 from jobs.maintenance import rescue
-from jobs.maintenance.zombies import end_backends
 from jobs.models import Job, Node, State
 from proof.player import Differs, Player, Session
 from tests import tasks

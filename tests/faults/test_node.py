@@ -53,7 +53,7 @@ def test_worker_killed_under_load(ledger):
 
 @pytest.mark.databases("postgres", "mariadb")
 @pytest.mark.parametrize("link_is", ["closed", "half-open"])
-@guard("jobs.maintenance.zombies:end_backends", case="half-open")
+@guard("jobs.contrib.sessions.zombies:end_backends", case="half-open")
 @guard("jobs.maintenance.rescue:rescue_all", case="closed")
 def test_all_workers_lose_power_at_once(ledger, database, link_is):
     """Their connections are closed, or stay open at the database server, in transactions that hold locks.
@@ -73,8 +73,8 @@ def test_all_workers_lose_power_at_once(ledger, database, link_is):
 
 
 @pytest.mark.parametrize("point", ["before_commit", "after_completion"])
-@guard("jobs.maintenance.zombies:end_backends", case="before_commit")
-@guard("jobs.maintenance.zombies:end_backends", case="after_completion")
+@guard("jobs.contrib.sessions.zombies:end_backends", case="before_commit")
+@guard("jobs.contrib.sessions.zombies:end_backends", case="after_completion")
 def test_zombie_paused_with_a_row_lock(ledger, point):
     """Suspended in mid-body, or between its fenced UPDATE and its COMMIT; it comes to itself when all is done.
 

@@ -232,7 +232,7 @@ def crew_of(envs: Sequence[dict[str, str]], *about: str, by: Sequence[str] = ())
         for name in SETTINGS
     ],
 )
-@guard("jobs.maintenance.zombies:end_backends", case="pool")
+@guard("jobs.contrib.sessions.zombies:end_backends", case="pool")
 @guard("jobs.maintenance.rescue:rescue_all", case="pool")
 def test_scenes_under(ledger, database, tmp_path, setting):
     """All that a worker does, under what was set.

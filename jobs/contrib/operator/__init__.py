@@ -6,5 +6,6 @@ PART_OF = (
     "jobs.contrib.listening",
     "jobs.contrib.operations",
     "jobs.contrib.pruning",
+    "jobs.contrib.sessions",
     "jobs.contrib.typos",
 )

@@ -11,9 +11,10 @@ from django.utils.translation import gettext
 from jobs import store
 from jobs.contrib.operator import orders
 from jobs.contrib.operator.store import give
+from jobs.contrib.sessions.seen import watched
+from jobs.contrib.sessions.zombies import end_backends
 from jobs.lifecycle import transitions
 from jobs.lifecycle.run import report
-from jobs.maintenance.zombies import end_backends
 from jobs.models import Job, State
 from jobs.store import databases
 
@@ -61,7 +62,7 @@ def _end(job: Job, using: str, why: str) -> bool:
     at = store.of(using)
     for is_last in (False, True):
         try:
-            with at.bounded(PATIENCE), at.watched(job, PATIENCE / 3) as held_by_run:
+            with at.bounded(PATIENCE), watched(using, job, PATIENCE / 3) as held_by_run:
                 return transitions.cancel_running(job, error)
         except OperationalError as exc:
             if not databases.gave_up(exc):

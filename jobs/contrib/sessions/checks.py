@@ -7,7 +7,7 @@ from django.core.checks import CheckMessage
 from jobs import store
 from jobs.contrib.checks.system import OF_DATABASE, add_texts, say
 from jobs.contrib.sessions.store import WithSessions
-from jobs.maintenance.zombies import CURE
+from jobs.contrib.sessions.zombies import CURE
 
 add_texts("""
 W031 In the database {alias!r} this process logs in as {role}, and other workers as {others}, whose sessions it may not

@@ -87,6 +87,11 @@ HOLDS = "SELECT 1 FROM jobs_job WHERE id = %s AND backend = ANY(pg_blocking_pids
 
 class WithSessions(PostgreSQL):
     def end_sessions(self, runs: Sequence[tuple[uuid.UUID, int]]) -> tuple[list[uuid.UUID], set[tuple[str, str]]]:
+        """End the server's sessions of runs (job and lease) that are over. The job may have another run by now.
+
+        Returns:
+            The jobs whose session was ended; and for each session that may not be ended, our role and its role.
+        """
         keys, leases = (list(each) for each in zip(*runs, strict=True))
         if not (left := self.ask(RUNS, keys, keys, leases)):
             return [], set()

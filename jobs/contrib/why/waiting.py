@@ -10,6 +10,7 @@ from jobs import extensions, store
 from jobs.contrib.inspection.counts import MOST, UNKNOWN, at_least, in_line, late_after, worker_command
 from jobs.contrib.inspection.times import duration
 from jobs.contrib.inspection.view import COUNTS, SHOWN, Reason, View
+from jobs.contrib.sessions.seen import sessions
 from jobs.lifecycle.transitions import PARKED
 from jobs.models import Job, State
 from jobs.store import identity
@@ -155,7 +156,7 @@ def locked(view: View) -> Iterator[Reason]:
 
 def held_up(view: View, code: str, says: str, question: str, value: Any, **evidence: Any) -> Iterator[Reason]:
     """A reason if the ``question`` finds another session whose transaction is the cause. Only PostgreSQL can tell."""
-    for pid, application, state, seconds in store.of(view.using).sessions(question, value)[:1]:
+    for pid, application, state, seconds in sessions(view.using, question, value)[:1]:
         evidence |= {"pid": pid, "application": application, "state": state, "seconds": seconds}
         cure = gettext("SELECT * FROM pg_stat_activity WHERE pid = %s shows what that does.") % pid
         yield Reason(code, says, cure, {"since": duration(evidence["seconds"])}, **evidence)

@@ -11,9 +11,10 @@ from django.db import connection, connections
 from django.db.models.functions import Now
 
 from jobs.contrib.checks import system as checks
-from jobs.maintenance import zombies
-from jobs.maintenance.zombies import end_backends
+from jobs.contrib.sessions import zombies
+from jobs.contrib.sessions.zombies import end_backends
 from jobs.models import Job
+from jobs.store import databases
 from tests.helpers.rows import make
 from tests.helpers.servers import wait_for
 
@@ -123,3 +124,19 @@ def test_a_check_names_the_logins_that_are_out_of_reach(state):
             assert checks.ask_databases(databases=[]) == [], "manage.py check asks no database by itself"
             Job.objects.all().delete()
             assert checks.ask_databases(databases=["default"]) == []
+
+
+def test_only_the_connection_of_the_run_that_is_over_is_ended():
+    """The job may have another run by now, whose connection is another one or the same."""
+    with databases.apart("default") as other:
+        other.ensure_connection()
+        other.set_autocommit(False)
+        with other.cursor() as cursor:
+            cursor.execute("SELECT 1")
+        job = make("running", lease=2, backend=other.connection.info.backend_pid)
+        Job.objects.filter(pk=job.pk).update(started_at=Now())
+        end_backends([(job.pk, 1)], "default")
+        assert other.is_usable()
+        end_backends([(job.pk, 2)], "default")
+        wait_for(lambda: not other.is_usable(), 5, "it was ended")
+        other.close()

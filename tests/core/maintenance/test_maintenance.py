@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 from django.db import OperationalError, connection, connections
-from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -21,9 +20,8 @@ from jobs.lifecycle.claims import Claimer
 from jobs.lifecycle.wakeups import Wakeup
 from jobs.lifecycle.worker_state import BODY, BUSY, IDLE, LONG, NAMED, worker_state
 from jobs.maintenance import clock, rescue
-from jobs.maintenance.zombies import end_backends
 from jobs.models import Cancellation, Job, Node, Pause
-from jobs.store import base, databases, heartbeats
+from jobs.store import base, heartbeats
 from jobs.store.databases import SideDatabase
 from tests import tasks
 from tests.helpers.concurrency import Elsewhere, by_default, open_transaction
@@ -309,36 +307,17 @@ def test_a_rescuer_that_comes_second_leaves_the_next_run_alone(monkeypatch):
     job = make()
     assert claim(job.pk, dead.pk)
     transitions.write_death(dead.pk, "default")
-    end_backends = rescue.end_backends
+    end_sessions = rescue.end_sessions
 
     def give_back_and_claim(runs, using):
-        monkeypatch.setattr(rescue, "end_backends", end_backends)
+        monkeypatch.setattr(rescue, "end_sessions", end_sessions)
         assert rescue.rescue_all("default") == 1
         assert claim(job.pk, alive.pk)
 
-    monkeypatch.setattr(rescue, "end_backends", give_back_and_claim)
+    monkeypatch.setattr(rescue, "end_sessions", give_back_and_claim)
     assert rescue.rescue_all("default") == 0
     job.refresh_from_db()
     assert (job.state, job.node_id, job.node_losses) == ("running", alive.pk, 1)
-
-
-@pytest.mark.database
-def test_only_the_connection_of_the_run_that_is_over_is_ended():
-    """The job may have another run by now, whose connection is another one or the same."""
-    if connection.vendor != "postgresql":
-        pytest.skip("PostgreSQL only")
-    with databases.apart("default") as other:
-        other.ensure_connection()
-        other.set_autocommit(False)
-        with other.cursor() as cursor:
-            cursor.execute("SELECT 1")
-        job = make("running", lease=2, backend=other.connection.info.backend_pid)
-        Job.objects.filter(pk=job.pk).update(started_at=Now())
-        end_backends([(job.pk, 1)], "default")
-        assert other.is_usable()
-        end_backends([(job.pk, 2)], "default")
-        wait_for(lambda: not other.is_usable(), 5, "it was ended")
-        other.close()
 
 
 def test_a_rescuer_that_was_away_calls_nobody_dead(side, settings):
