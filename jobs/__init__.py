@@ -39,17 +39,12 @@ __all__ = [
     "task",
 ]
 
-_LAZY = {
-    "Task": "task",
-    "once": "idempotency.markers",
-}
-
 extensions.begin()
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+    if name == "Task":
+        return import_module(f"{__name__}.task").Task
     if name in ("signals", "task"):
         # The module ``jobs.task`` is the decorator, too.
         return import_module(f"{__name__}.{name}")

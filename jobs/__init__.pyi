@@ -10,6 +10,7 @@ from jobs.contrib.durable.signals import signal as signal
 from jobs.contrib.effects.ledger import effect as effect
 from jobs.contrib.guards.guards import guard as guard
 from jobs.contrib.locks.locks import lock as lock
+from jobs.contrib.once.once import once as once
 from jobs.contrib.tags.tags import tagged as tagged
 from jobs.errors import Busy as Busy
 from jobs.errors import Cancel as Cancel
@@ -18,7 +19,6 @@ from jobs.errors import IdempotencyMismatch as IdempotencyMismatch
 from jobs.errors import Snooze as Snooze
 from jobs.errors import UniqueBusy as UniqueBusy
 from jobs.errors import UniqueTaken as UniqueTaken
-from jobs.idempotency.markers import once as once
 from jobs.task import Task as Task
 from jobs.typed import task as task
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from string import Formatter
 from typing import Any
 
-from jobs.models.values import MAX_KEY, Repr, canonical, decoded, plain
+from jobs.models.values import MAX_KEY, Repr, canonical, decoded
 
 
 class KeyTemplate:
@@ -78,21 +78,6 @@ def fingerprint(task: str, signature: inspect.Signature, args: Any, kwargs: Any)
     bound = signature.bind(*decoded(args), **decoded(kwargs)).arguments
     given = {name: value for name, value in bound.items() if value != signature.parameters[name].default}
     return hashlib.sha256(canonical([task, given]).encode()).hexdigest()
-
-
-def joined(parts: tuple[Any, ...], what: str) -> str:
-    """One key from parts, ``("welcome", 5)`` -> ``"welcome:5"``; two different lists of parts never make the same key.
-
-    Raises as :func:`checked`, and ``TypeError`` if there is no part, or a part is not text or a whole number.
-    """
-    if not parts:
-        raise TypeError(f"{what} needs a key")
-    for part in parts:
-        if isinstance(part, bool) or not isinstance(part, str | int):
-            raise TypeError(f"{what}: {part!r} cannot be part of a key: pass text or a whole number, such as user.pk")
-    if len(parts) == 1:
-        return checked(plain(parts[0]), what)
-    return checked(":".join(plain(part).replace("\\", "\\\\").replace(":", "\\:") for part in parts), what)
 
 
 def checked(key: Any, what: str) -> str:

@@ -6,65 +6,18 @@ index decides, at every isolation level. For mails and HTTP calls see ``jobs.eff
 a second process from starting.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from django.db import OperationalError, connections, transaction
 from django.db.models import QuerySet
 from django.db.models.functions import Now
-from django.db.transaction import TransactionManagementError
 
 from jobs import store
 from jobs.conf import conf
 from jobs.errors import Busy, IdempotencyMismatch
-from jobs.idempotency.keys import joined
 from jobs.lifecycle import transitions
-from jobs.lifecycle.run import current_job
 from jobs.models import Job, Marker
 from jobs.store import databases
-
-
-@contextmanager
-def once(*key: Any, using: str | None = None) -> Iterator[bool]:
-    """Do something once: true for the first transaction that commits with this key, false for all others.
-
-    ::
-
-        with transaction.atomic(), once("welcome", user.pk) as first:
-            if first:
-                user.credits += 10
-
-    The marker is part of the surrounding transaction. A second caller waits for the first, at most
-    ``JOBS["MARKER_WAIT"]`` seconds. An exception that leaves the block has the innermost ``atomic()`` around it rolled
-    back, even if the caller catches it: a marker without its effect must not be committed.
-
-    Parameters:
-        key: text and whole numbers; ``once("welcome", 5)`` is ``"welcome:5"``.
-        using: the database alias; by default the one of the running job, else the one for jobs.
-
-    Raises:
-        TransactionManagementError: there is no transaction around it.
-        Busy: the first transaction does not end; in a task's body the job comes back later, and uses no attempt.
-        TypeError, ValueError: the key cannot be kept.
-    """
-    name = joined(key, "once()")
-    job = current_job()
-    alias = using or (job._state.db if job is not None else None) or databases.job_alias(None)
-    connection = connections[alias]
-    # For a plain call in a TestCase the transaction of the test is enough.
-    if not (connection.in_atomic_block if job is None else databases.in_transaction(alias)):
-        raise TransactionManagementError(
-            "once() is part of a transaction, and there is none: write `with transaction.atomic(), once(...)`, or "
-            "leave atomic=False out of the task"
-        )
-    first = take(name, Marker.Kind.ONCE, alias, job and job.pk)
-    try:
-        yield first
-    except BaseException:
-        if first:
-            connection.needs_rollback = True
-        raise
 
 
 def earlier(job: Job, fingerprint: str, wait: float | None = None) -> Job | None:
@@ -73,7 +26,7 @@ def earlier(job: Job, fingerprint: str, wait: float | None = None) -> Job | None
     Parameters:
         wait: seconds, by default ``JOBS["MARKER_WAIT"]``.
 
-    Raises ``Busy`` as :func:`once`, and ``IdempotencyMismatch`` if the job that left the marker had other arguments.
+    Raises ``Busy`` as :func:`take`, and ``IdempotencyMismatch`` if the job that left the marker had other arguments.
     """
     assert job.marker_key is not None
     using = str(job._state.db)
@@ -99,7 +52,8 @@ def is_left(job: Job) -> bool:
 def take(key: str, kind: str, using: str, job: Any, fingerprint: str = "", wait: float | None = None) -> bool:
     """Leave a marker in the current transaction; False: it is there already.
 
-    Race: another transaction has an uncommitted marker of the same key. The INSERT waits for it to end.
+    Race: another transaction has an uncommitted marker of the same key. The INSERT waits for it to end. ``Busy``: it
+    does not end in that time.
     """
     connection, keep, wait = connections[using], conf().MARKER_RETENTION, wait or conf().MARKER_WAIT
     expires_at = None if keep is None else transitions.now_plus(keep)

@@ -19,8 +19,8 @@ from django.db.transaction import TransactionManagementError
 from jobs.conf.logs import log
 from jobs.conf.syncpoints import reach
 from jobs.contrib.effects.models import Effect
+from jobs.contrib.once.once import joined
 from jobs.errors import Busy, EffectParked, LostLease
-from jobs.idempotency.keys import joined
 from jobs.lifecycle import transitions
 from jobs.lifecycle.run import Run, current_run, on_thread, persistently
 from jobs.models.values import decoded, jsonable, safe_repr, scrub

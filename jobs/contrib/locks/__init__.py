@@ -2,4 +2,4 @@
 
 PUBLIC = {"lock": "locks"}
 
-PART_OF = ("jobs.contrib.waking",)
+PART_OF = ("jobs.contrib.once", "jobs.contrib.waking")

@@ -33,9 +33,9 @@ from jobs import extensions
 from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.contrib.locks import store
+from jobs.contrib.once.once import joined
 from jobs.contrib.waking import waking
 from jobs.errors import Busy
-from jobs.idempotency.keys import joined
 from jobs.lifecycle.run import Run, current_job, current_run
 from jobs.models import Job, State
 from jobs.store import databases, of
