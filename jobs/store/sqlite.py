@@ -7,17 +7,18 @@ import json
 import os
 import uuid
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import cache
 from typing import Any
 
 from django.db import OperationalError
 from django.db.models import BooleanField, DateTimeField, UUIDField
 
+from jobs import extensions
 from jobs.models import Job
 from jobs.models.columns import BY_ORDER, Part, named
 from jobs.models.fields import JSONText
-from jobs.store import base, databases, write_mutex
+from jobs.store import base, databases
 from jobs.store.base import Claim
 
 #: CURRENT_TIMESTAMP has whole seconds only.
@@ -118,8 +119,10 @@ class SQLite(base.Store):
     def has_ended(self) -> bool:
         return not self.connection.connection.in_transaction
 
-    write_mutex = staticmethod(write_mutex.held)
     decoders = staticmethod(_decoders)
+
+    def write_mutex(self) -> AbstractContextManager[Any]:
+        return extensions.instead(base.turn)()
 
     def succeed(self, job: Job, result: Any, runtime: float, is_synced: bool = True) -> bool:
         text = None if result is None else json.dumps(result)

@@ -18,12 +18,11 @@ from celery.worker import autoscale, control
 from celery.worker.state import maybe_shutdown
 from django.db import connections
 
-from jobs import extensions, store
+from jobs import extensions
 from jobs.conf import conf, is_ours
 from jobs.conf.logs import logger
 from jobs.lifecycle.claims import Claimer
 from jobs.lifecycle.worker_state import worker_state
-from jobs.store import write_mutex
 from jobs.store.identity import Identity, NotAdopted
 from jobs.worker import executors, pool, runner
 from jobs.worker.broker import ConsumerStep, repeat
@@ -44,8 +43,6 @@ class NodeStep(bootsteps.StartStopStep):
         for name, command in extensions.merged("controls").items():
             if not isinstance(stock := control.Panel.data[name], partial):
                 control.Panel.data[name] = partial(command, stock)
-        if any(store.of(alias).has_one_writer for alias in conf().DATABASES):
-            write_mutex.install()
         # Only tasks that its processes run as jobs: a plain task would let parked jobs of its name go again and again.
         tasks = sorted(name for name, task in parent.app.tasks.items() if is_ours(task))
         is_prefork = issubclass(parent.pool_cls, prefork.TaskPool)

@@ -4,8 +4,10 @@ A job is no task of the pool, so jobs do not need the broker or the worker's eve
 billiard here is listed in ``contrib/releases``, and every worker checks that it still exists.
 """
 
+import fcntl
 import select
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -22,7 +24,6 @@ from jobs import extensions
 from jobs.conf.logs import logger
 from jobs.lifecycle.wakeups import Wakeup, wakeup
 from jobs.lifecycle.worker_state import IDLE, worker_state
-from jobs.store.write_mutex import Lock
 from jobs.worker import executors
 from jobs.worker.runner import Runner
 
@@ -224,6 +225,28 @@ class AsynPool(asynpool.AsynPool):
 
         self.on_poll_start = on_poll_start
         hub.add_reader(offers.fileno(), offers.take)
+
+
+class Lock:
+    """A lock between processes (not threads). The kernel frees it when its holder dies."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile(prefix="jobs-")  # noqa: SIM115  (it lives as long as its owner)
+
+    def acquire(self, block: bool = True) -> bool:
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | (0 if block else fcntl.LOCK_NB))
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+
+    def release(self) -> None:
+        fcntl.lockf(self._file, fcntl.LOCK_UN)
+
+    __enter__ = acquire
+
+    def __exit__(self, *exc: object) -> None:
+        self.release()
 
 
 class BlockingPool(billiard.pool.Pool):

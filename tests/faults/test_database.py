@@ -357,7 +357,7 @@ def test_a_hundred_thousand_due_in_the_same_second(ledger):
 @guard(Without("jobs.execution.pipeline:_came_of", "False", clause='reached == "begin"'))
 @guard(
     Without(
-        "jobs.store.write_mutex:_held",
+        "jobs.contrib.write_turns.turns:_held",
         "_threads.acquire(), processes.acquire(), (yield), processes.release(), _threads.release()",
     )
 )

@@ -28,9 +28,11 @@ from jobs import Busy, lock
 from jobs.conf import syncpoints
 from jobs.contrib.pruning.prune import Prune
 from jobs.contrib.waking import waking
+from jobs.contrib.write_turns import turns
 from jobs.lifecycle import run as runs
 from jobs.models import Job, Lock, Node
-from jobs.store import databases, write_mutex
+from jobs.store import databases
+from jobs.worker import pool
 from tests import tasks
 from tests.contrib.locks import tasks as own_tasks
 from tests.helpers.concurrency import Elsewhere, by_default, open_transaction, somebody_waits
@@ -707,7 +709,7 @@ def test_locks_that_nobody_holds_are_forgotten_after_a_day(settings):
 
 def test_a_lock_that_is_released_in_a_body_waits_for_no_turn_of_its_own(declare, monkeypatch, node):
     """On SQLite bodies take turns. The hook that wakes the next one runs after the commit, within this one's."""
-    monkeypatch.setattr(write_mutex, "_processes", write_mutex.Lock())
+    monkeypatch.setattr(turns, "_processes", pool.Lock())
 
     def body(key):
         with lock("in turn"):

@@ -5,40 +5,17 @@ processes would sleep most of the time, and a caller would find no gap. So the w
 that wakes them at once, and a process that had its turn waits a moment before it passes the lock on.
 """
 
-import fcntl
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 #: Seconds between two turns, in which a caller may write.
 GAP = 0.0007
 
 
-class Lock:
-    """A lock between processes (not threads). The kernel frees it when its holder dies."""
-
-    def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile(prefix="jobs-")  # noqa: SIM115  (it lives as long as its owner)
-
-    def acquire(self, block: bool = True) -> bool:
-        try:
-            fcntl.lockf(self._file, fcntl.LOCK_EX | (0 if block else fcntl.LOCK_NB))
-        except (BlockingIOError, PermissionError):
-            return False
-        return True
-
-    def release(self) -> None:
-        fcntl.lockf(self._file, fcntl.LOCK_UN)
-
-    __enter__ = acquire
-
-    def __exit__(self, *exc: object) -> None:
-        self.release()
-
-
-_processes: Lock | None = None
+_processes: AbstractContextManager[Any] | None = None
 _threads = threading.Lock()
 #: Whether this thread has its turn already: a hook after a commit may write as well.
 _own = threading.local()
@@ -46,6 +23,9 @@ _own = threading.local()
 
 def install() -> None:
     """Called in a worker that has such a database, before it forks."""
+    # Only workers have pools.
+    from jobs.worker.pool import Lock
+
     global _processes
     _processes = Lock()
 
@@ -59,7 +39,7 @@ _ALWAYS = nullcontext()
 
 
 @contextmanager
-def _held(processes: Lock) -> Iterator[None]:
+def _held(processes: AbstractContextManager[Any]) -> Iterator[None]:
     if getattr(_own, "has_it", False):
         yield
         return
