@@ -247,15 +247,15 @@ def test_a_listener_survives_the_loss_of_its_connection(listening):
 
 def test_news_are_read_as_they_were_told(heard):
     for name in ("mail", "a\nb", "\n", 'it\'s \\ a "queue"; --', ""):
-        news = News(name, 3, 2**63 - 1)
-        assert News.read(str(news)) == news
+        one = News(name, 3, 2**63 - 1)
+        assert News.read(str(one)) == one
     with databases.apart("default") as other:
         notifications = Notifications(other, news.CHANNEL)
         with transaction.atomic():
             tasks.noop.delay_many([(number,) for number in range(7)])
             tasks.noop.apply_async(queue="mail")
         told = [News.read(text) for text in _after(0.1, notifications)]
-    assert {news.queue: news.jobs for news in told} == {queue(): 7, "mail": 1}
+    assert {each.queue: each.jobs for each in told} == {queue(): 7, "mail": 1}
 
 
 def test_for_each_new_job_one_node_looks_at_once_and_they_take_turns():
