@@ -6,10 +6,9 @@ import datetime
 import json
 import random
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
-from io import StringIO
 from typing import Any, Literal
 
 from django.db import DataError, OperationalError, transaction
@@ -139,7 +138,6 @@ WHERE ({first}) IS NOT NULL AND NOT EXISTS (SELECT 1 FROM jobs_pause WHERE queue
 OFTEN = 5
 
 _JSON = frozenset({"args", "kwargs", "options"})
-_ESCAPED = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
 
 
 @cache
@@ -174,7 +172,7 @@ class PostgreSQL(base.Store):
 
     def insert(self, job: Job, columns: tuple[str, ...], is_frozen: bool) -> int:
         connection, sql = self.connection, self.insert_sql(columns, is_frozen)
-        values = [_text(name, job.__dict__[name]) for name in columns]
+        values = [text_of(name, job.__dict__[name]) for name in columns]
         if self.is_often():
             connection.validate_no_broken_transaction()
             return self.session.insert(sql, values)
@@ -193,32 +191,6 @@ class PostgreSQL(base.Store):
         with suppress(AttributeError):
             connection.connection._jobs_calls = calls + 1
         return bool(calls >= OFTEN)
-
-    def insert_all(self, jobs: Sequence[Job], said: Sequence[Mapping[str, Any]] | None) -> None:
-        """Use COPY, the fastest way. A column that only some of the calls set has its default in the rest."""
-        if said is None or self.connection.execute_wrappers:
-            # Code that watches the statements of a block (``connection.execute_wrapper``) sees no COPY.
-            super().insert_all(jobs, said)
-            return
-        wanted = {name for values in said for name in values}
-        columns = [*named(Part.CALL), *(name for name in named(Part.SAID) if name in wanted)]
-        sql = f"COPY jobs_job ({', '.join(columns)}) FROM STDIN"
-
-        def texts() -> Iterator[str]:
-            for start in range(0, len(jobs), 1000):
-                rows = (job.__dict__ for job in jobs[start : start + 1000])
-                yield "".join(["\t".join([_escaped(name, row[name]) for name in columns]) + "\n" for row in rows])
-
-        # Django does not handle COPY: it would raise the driver's errors, and accept it in a broken block.
-        self.connection.validate_no_broken_transaction()
-        with self.connection.wrap_database_errors, self.connection.cursor() as cursor:
-            if databases.has_libpq(self.connection):
-                with cursor.copy(sql) as copy:
-                    for text in texts():
-                        copy.write(text)
-            else:
-                # One statement, so that all rows are inserted or no row.
-                cursor.copy_expert(sql, StringIO("".join(texts())))
 
     @property
     def batch_size(self) -> int | None:  # type: ignore[override]
@@ -390,16 +362,11 @@ def claim_sql(queue: str, limit: int, is_after: bool, is_without: bool, is_only:
     return CLAIM.format(first=_FIRST.format(limit=limit, **words), columns=", ".join(named(Part.CLAIM)))
 
 
-def _text(name: str, value: Any) -> str | None:
+def text_of(name: str, value: Any) -> str | None:
     """A value as PostgreSQL reads it."""
     if name in _JSON:
         return json.dumps(value) if value or name != "options" else None
     return None if value is None else str(value)
-
-
-def _escaped(name: str, value: Any) -> str:
-    text = _text(name, value)
-    return "\\N" if text is None else text.translate(_ESCAPED)
 
 
 def count_begins(connection: Any) -> None:
