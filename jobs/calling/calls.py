@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import datetime
-import logging
 import re
 import uuid
 from collections.abc import Collection, Mapping
@@ -18,7 +17,6 @@ from celery import Celery
 from celery.backends.rpc import RPCBackend
 from celery.utils.functional import maybe_list
 from celery.utils.time import maybe_iso8601
-from django.core.exceptions import ImproperlyConfigured
 from django.utils import timezone
 from kombu.common import Broadcast
 from kombu.transport.virtual.exchange import TopicExchange
@@ -26,7 +24,6 @@ from kombu.transport.virtual.exchange import TopicExchange
 from jobs import extensions
 from jobs.calling import outbox
 from jobs.conf import conf
-from jobs.conf.logs import log
 from jobs.errors import LONGEST
 from jobs.lifecycle import transitions
 from jobs.models import Job, State
@@ -282,20 +279,6 @@ def bound_queue(app: Celery, exchange: str, routing_key: str | None) -> kombu.Qu
             if re.match(pattern, routing_key):
                 return queue
     return None
-
-
-def mark(app: Any, job: Job) -> None:
-    """Write what extensions add to a call into a row that was made without one: of a message, or of an event."""
-    task = app.tasks.get(job.task) if app is not None else None
-    for called in getattr(task, "call_hooks", ()):
-        try:
-            called(task, job)
-        except ImproperlyConfigured:
-            # Arguments that should be hidden, and cannot be, are not kept.
-            raise
-        except Exception as exc:
-            # If the arguments do not fit the task, the run will report it.
-            log(logging.DEBUG, job, f"it gets less than a call: {exc!r}", "hook_failed")
 
 
 def within(value: Any, least: int) -> int | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jobs.events.declare import EventType, Handled, event, handler
 
-PART_OF, SETTINGS = ("jobs.contrib.operations",), ("RETENTION_EVENTS",)
+PART_OF, SETTINGS = ("jobs.contrib.messages", "jobs.contrib.operations"), ("RETENTION_EVENTS",)
 
 __all__ = ["EventType", "Handled", "event", "handler"]
 

@@ -19,11 +19,11 @@ from django.db import connections, transaction
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from jobs.calling import outbox
-from jobs.calling.calls import mark, name_of, rank_of
+from jobs.calling import calls, outbox
 from jobs.conf import conf, import_tasks, is_ours, loaded_app
 from jobs.conf.logs import logger
 from jobs.conf.syncpoints import reach
+from jobs.contrib.messages.receiving import mark
 from jobs.doors import Attempt
 from jobs.events import order, store
 from jobs.events.doors import wakeup
@@ -112,8 +112,8 @@ def subscribe(app: Any, using: str) -> None:
         each = Subscription(
             service=service(),
             handler=name,
-            queue=name_of(queue) or str(app.conf.task_default_queue),
-            rank=rank_of(app, getattr(task, "priority", None) or 0),
+            queue=calls.name_of(queue) or str(app.conf.task_default_queue),
+            rank=calls.rank_of(app, getattr(task, "priority", None) or 0),
             defined_at=began,
             seen_at=now,
             **subscribes,

@@ -22,7 +22,7 @@ from django.utils import timezone
 
 from jobs import extensions, store
 from jobs.conf import conf
-from jobs.lifecycle import unique, wakeups
+from jobs.lifecycle import unique
 from jobs.models import ENDED, UNSUCCESSFUL, WAITING, Cancellation, Job, Node, State
 from jobs.models.columns import ADDED
 from jobs.models.values import scrub
@@ -142,20 +142,6 @@ def _finish(job: Job, **values: Any) -> bool:
 def _written_with(job: Job, error: dict[str, Any]) -> list[Callable[[], None]]:
     """What extensions write in the transaction that ends the job without success."""
     return [write for look in extensions.through("ended") if (write := look(job, error)) is not None]
-
-
-def add_own(task: str, args: list[Any], using: str, queue: str, parent: Job | None, is_called: bool = False) -> None:
-    """Add a job of this app's own to the current transaction.
-
-    Parameters:
-        is_called: it counts as a call that the running job made.
-    """
-    tree = {"parent_id": parent.pk, "root": parent.root_id} if parent else {}
-    made = Job(task=task, args=args, queue=queue, **tree)
-    for change in extensions.through("inserting") if is_called else ():
-        change([made], using)
-    made.save(force_insert=True, using=using)
-    transaction.on_commit(partial(wakeups.notify, using, {queue}), using=using, robust=True)
 
 
 def fail(job: Job, error: dict[str, Any], **values: Any) -> bool:

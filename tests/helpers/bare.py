@@ -10,10 +10,11 @@ from tests.settings import *  # noqa: F403
 from tests.settings import INSTALLED_APPS
 
 INSTALLED_APPS = [app for app in INSTALLED_APPS if not app.startswith("shop") and find_spec(app)]
+EVENTS = "jobs.contrib.messages", "jobs.contrib.operations"
 #: What these apps are part of.
 NEEDED = {
-    "jobs.events": ("jobs.contrib.operations",),
-    "jobs.contrib.event_broker": ("jobs.contrib.operations", "jobs.contrib.shared_connections", "jobs.events"),
+    "jobs.events": EVENTS,
+    "jobs.contrib.event_broker": (*EVENTS, "jobs.contrib.shared_connections", "jobs.events"),
     "jobs.contrib.kept_logs": ("jobs.contrib.redaction", "jobs.signals"),
 }
 INSTALLED_APPS = [app for app in INSTALLED_APPS if all(map(find_spec, NEEDED.get(app, ())))]

@@ -26,9 +26,8 @@ from jobs.calling import request
 from jobs.conf import celery_app, reads_rows
 from jobs.contrib.canvas import chords
 from jobs.contrib.results.endings import exception_of
-from jobs.contrib.stock_calls.sending import calls_are_rows
+from jobs.contrib.stock_calls.sending import add_own, calls_are_rows
 from jobs.lifecycle.run import Run
-from jobs.lifecycle.transitions import add_own
 from jobs.models import ENDED, LIVE, Job, State
 from jobs.models.values import decoded, jsonable, parse_uuid
 from jobs.store.base import owned

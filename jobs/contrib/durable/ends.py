@@ -12,7 +12,7 @@ from jobs.conf import app_here
 from jobs.contrib.durable import signals
 from jobs.contrib.durable.history import wake_parent
 from jobs.contrib.durable.models import Signal, Step
-from jobs.lifecycle import transitions
+from jobs.contrib.stock_calls.sending import add_own
 
 #: The types of the errors of jobs that were cancelled.
 CANCELLED = ("Cancelled", "Expired", "Killed", "Revoked")
@@ -39,7 +39,7 @@ def of(job: Any, error: Mapping[str, Any]) -> Callable[[], None] | None:
     def write() -> None:
         if undo:
             # It carries all that it needs: the job may be deleted before it runs.
-            transitions.add_own("jobs.compensate", [str(job.pk), undo], using, job.queue, job)
+            add_own("jobs.compensate", [str(job.pk), undo], using, job.queue, job)
         for key in waited:
             # The job may have been woken for a signal that it did not take.
             transaction.on_commit(partial(signals.wake_if_there, key, using), using=using, robust=True)

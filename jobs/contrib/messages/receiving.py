@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import logging
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -10,13 +11,14 @@ from typing import Any
 
 from celery.exceptions import Ignore, Reject
 from celery.utils.time import maybe_iso8601
+from django.core.exceptions import ImproperlyConfigured
 from django.db import DataError, Error, IntegrityError, transaction
 from django.utils import timezone
 
 from jobs import store
-from jobs.calling.calls import bound_queue, mark, rank_of, within
+from jobs.calling.calls import bound_queue, rank_of, within
 from jobs.conf import celery_app, conf
-from jobs.conf.logs import logger
+from jobs.conf.logs import log, logger
 from jobs.conf.syncpoints import reach
 from jobs.execution import finish
 from jobs.lifecycle.run import RECONNECT
@@ -129,3 +131,17 @@ def _arrived_by(app: Any, delivery: Mapping[str, Any]) -> Any:
 
 def _text(value: Any) -> str:
     return scrub(str(value or ""))[:255] or "?"
+
+
+def mark(app: Any, job: Job) -> None:
+    """Write what extensions add to a call into a row that was made without one: of a message, or of an event."""
+    task = app.tasks.get(job.task) if app is not None else None
+    for called in getattr(task, "call_hooks", ()):
+        try:
+            called(task, job)
+        except ImproperlyConfigured:
+            # Arguments that should be hidden, and cannot be, are not kept.
+            raise
+        except Exception as exc:
+            # If the arguments do not fit the task, the run will report it.
+            log(logging.DEBUG, job, f"it gets less than a call: {exc!r}", "hook_failed")

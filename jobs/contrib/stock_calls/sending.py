@@ -5,13 +5,15 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from django.db import transaction
 
+from jobs import extensions
 from jobs.calling import outbox
 from jobs.conf import reads_rows
-from jobs.lifecycle import transitions
+from jobs.lifecycle import wakeups
 from jobs.lifecycle.run import current_job
 from jobs.models import Job
 from jobs.models.values import jsonable, storable
@@ -49,5 +51,19 @@ def send(app: Any, name: str, args: Any = None, kwargs: Any = None, **options: A
     sent = Job(task=sender.name, args=jsonable(call, "the call"), queue=queue)
     for called in sender.call_hooks:
         called(sender, sent)
-    transitions.add_own(sent.task, sent.args, using, queue, job)
+    add_own(sent.task, sent.args, using, queue, job)
     return app.AsyncResult(task_id)
+
+
+def add_own(task: str, args: list[Any], using: str, queue: str, parent: Job | None, is_called: bool = False) -> None:
+    """Add a job of this app's own to the current transaction.
+
+    Parameters:
+        is_called: it counts as a call that the running job made.
+    """
+    tree = {"parent_id": parent.pk, "root": parent.root_id} if parent else {}
+    made = Job(task=task, args=args, queue=queue, **tree)
+    for change in extensions.through("inserting") if is_called else ():
+        change([made], using)
+    made.save(force_insert=True, using=using)
+    transaction.on_commit(partial(wakeups.notify, using, {queue}), using=using, robust=True)
