@@ -8,6 +8,7 @@ from typing import Any
 
 from django.db import transaction
 
+from jobs import store
 from jobs.conf import app_here
 from jobs.contrib.durable import signals
 from jobs.contrib.durable.history import wake_parent
@@ -51,6 +52,6 @@ def of(job: Any, error: Mapping[str, Any]) -> Callable[[], None] | None:
 
 def forget(jobs: Any, using: str) -> None:
     """Jobs (a queryset) are about to be deleted."""
-    ids = jobs.values("pk")
+    ids = store.of(using).ids(jobs)
     Step.objects.using(using).filter(job__in=ids)._raw_delete(using)
     Signal.objects.using(using).filter(taken_by__in=ids)._raw_delete(using)

@@ -80,7 +80,9 @@ def store(app: Any, using: str, deliveries: Sequence[Delivery]) -> list[wire.Mes
 
 def is_outage(exc: Exception, using: str) -> bool:
     """Whether the database failed, and no message is to blame."""
-    is_failure = isinstance(exc, OperationalError | InterfaceError | ProgrammingError)
+    # By now Django has opened another connection in place of one that the server ended.
+    is_ended = databases.sqlstate(exc) in databases.REFUSES
+    is_failure = is_ended or isinstance(exc, OperationalError | InterfaceError | ProgrammingError)
     return databases.is_lost(exc, using) or (is_failure and not databases.is_refusal(exc))
 
 

@@ -1142,6 +1142,7 @@ def test_bad_messages_of_one_body_are_kept_apart_and_the_same_one_is_kept_once(h
     assert Event.objects.filter(name="shop.odd").exclude(problem=None).count() == 3
 
 
+@pytest.mark.database
 def test_no_event_is_put_aside_because_the_server_ended_a_session_that_stood_still(handlers, monkeypatch):
     if connections["default"].vendor != "postgresql":
         pytest.skip("PostgreSQL only")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import datetime
 
 import pytest
+from django.core.exceptions import ImproperlyConfigured
 
 from jobs import extensions
 from jobs.conf import conf, problems
+from tests import tasks
 
 
 @pytest.mark.parametrize(
@@ -85,3 +87,10 @@ def test_a_setting_that_nobody_knows_or_that_cannot_work_names_the_cure(settings
     settings.JOBS = given
     [problem] = problems()
     assert problem.startswith(text)
+
+
+@pytest.mark.django_db
+def test_nothing_is_called_with_unknown_settings(settings):
+    settings.JOBS = {"RELAI": 1}
+    with pytest.raises(ImproperlyConfigured, match="RELAI"):
+        tasks.effect.delay("a")
