@@ -188,15 +188,6 @@ class AsynPool(asynpool.AsynPool):
             if index.get(fd) is process:
                 del index[fd]
 
-    def maintain_without_hub(self) -> None:
-        """Replace dead processes while the event loop stands still, because the broker is away."""
-        # The event loop stands still: no stock task would come to a process that offers itself.
-        worker_state.stock_waits = False
-        self.maintain_pool()
-        for process in list(self._waiting_to_start):
-            # Read its message that it is up. Else the event loop, when it goes on, kills it as one that did not start.
-            self.process_flush_queues(process)
-
     def _worker_active(self, worker: Any) -> bool:
         """Whether ``pool_shrink`` must leave this process alone."""
         return worker_state.has_work(worker.pid) or bool(super()._worker_active(worker))

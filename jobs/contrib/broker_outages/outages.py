@@ -107,10 +107,16 @@ class OutageStep(bootsteps.StartStopStep):
 
 
 def _replace_dead(c: Any) -> None:
+    """Replace dead processes while the event loop stands still, because the broker is away."""
     pool = getattr(c.pool, "_pool", None)
     # A pool without an event loop has a thread for it.
     if worker_state.stopping_for is None and isinstance(pool, AsynPool):
-        pool.maintain_without_hub()
+        # The event loop stands still: no stock task would come to a process that offers itself.
+        worker_state.stock_waits = False
+        pool.maintain_pool()
+        for process in list(pool._waiting_to_start):
+            # Read its message that it is up. Else the event loop, when it goes on, kills it as one that did not start.
+            pool.process_flush_queues(process)
 
 
 def _replace_in_call(c: Any, number: int, frame: FrameType | None) -> None:

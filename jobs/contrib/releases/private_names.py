@@ -32,12 +32,10 @@ billiard.pool:Pool._inqueue -                           | pool.py: the same
 billiard.pool:Pool._outqueue -                          | pool.py: the same
 billiard.pool:Pool._worker_active self worker           | pool.py: pool_shrink takes no process that runs a job
 billiard.pool:Pool.did_start_ok self                    | pool.py: a process may die before the broker is reached
-billiard.pool:Pool.maintain_pool self                   | pool.py: dead processes are replaced without the event loop
 billiard.pool:pickle_loads -                            | pool.py: a stock task out of the pipe
 billiard.common:terminate_handler_fired@4.3 -           | celery_releases.py: a process that was told to end
 billiard.common:_should_have_exited -                   | celery_releases.py: the same before
 celery.concurrency.asynpool:AsynPool._create_write_handlers self hub | pool.py: which process gets a stock task
-celery.concurrency.asynpool:AsynPool.process_flush_queues self proc  | pool.py: a new process says that it is up
 celery.concurrency.asynpool:AsynPool.on_poll_start -    | pool.py: the busy processes, before one is chosen
 celery.concurrency.asynpool:AsynPool.outbound_buffer -  | pool.py: stock tasks that wait for a process
 celery.concurrency.asynpool:AsynPool._busy_workers -    | pool.py: the processes that get no stock task
@@ -45,7 +43,6 @@ celery.concurrency.asynpool:AsynPool._all_inqueues -    | pool.py: the pipes of 
 celery.concurrency.asynpool:AsynPool._fileno_to_inq -   | pool.py: the process behind a pipe
 celery.concurrency.asynpool:AsynPool._fileno_to_outq -  | pool.py: the same
 celery.concurrency.asynpool:AsynPool._fileno_to_synq -  | pool.py: the same
-celery.concurrency.asynpool:AsynPool._waiting_to_start - | pool.py: new processes that have not said that they are up
 celery.concurrency.asynpool:AsynPool._registered_with_event_loop - | pool.py: whether there is an event loop
 celery.concurrency.asynpool:AsynPool.on_hard_timeout -  | pool.py: the limit of a stock task that has ended long ago
 billiard.pool:ApplyResult._worker_pid -                 | pool.py: the process that runs a stock task
