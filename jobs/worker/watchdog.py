@@ -76,17 +76,22 @@ class Handle:
         """
         if not select.select([self._ready], [], [], timeout)[0]:
             return False
-        if reason := self.last_words():
-            raise NotAdopted(reason)
-        return self.is_alive()
+        said = self._read()
+        if reason := said.lstrip(REGISTERED):
+            raise NotAdopted(reason.decode(errors="replace"))
+        # Race: a process that is killed closes its pipes first, and is dead a moment later.
+        return bool(said) and self.is_alive()
 
     def last_words(self) -> str:
         """Why the supervisor ended, or is about to; empty if it did not say."""
+        return self._read().lstrip(REGISTERED).decode(errors="replace")
+
+    def _read(self) -> bytes:
         os.set_blocking(self._ready, False)
         try:
-            return os.read(self._ready, 1 << 16).lstrip(REGISTERED).decode(errors="replace")
+            return os.read(self._ready, 1 << 16)
         except BlockingIOError:
-            return ""
+            return b""
 
     def is_alive(self) -> bool:
         """Whether the watchdog is there; asked by the worker's main process, its parent."""

@@ -18,6 +18,8 @@ from jobs.conf import syncpoints
 from jobs.conf.logs import log
 from jobs.lifecycle.worker_state import is_alive
 from jobs.models import Node
+from jobs.worker.supervisor import REGISTERED
+from jobs.worker.watchdog import Handle
 from tests import tasks
 from tests.helpers import fork_server
 from tests.helpers.harness import ROOT, Worker, environment, wait_ended
@@ -58,6 +60,25 @@ def test_a_worker_that_loses_its_supervisor_while_it_starts_ends():
         os.kill(supervisor, signal.SIGKILL)
         assert worker.process.wait(20) == 1
     assert "the supervisor is gone, this worker stops" in worker.text()
+
+
+def test_a_supervisor_whose_pipe_is_closed_has_not_registered():
+    """A process that is killed closes its pipes first, and is dead a moment later."""
+    reads, writes = os.pipe()
+    handle = Handle()
+    handle._ready, handle._pid = reads, os.fork()
+    if handle._pid == 0:
+        os.close(writes)
+        signal.pause()
+    try:
+        os.write(writes, REGISTERED)
+        assert handle.wait_until_registered(5)
+        os.close(writes)
+        assert not handle.wait_until_registered(5)
+    finally:
+        os.kill(handle._pid, signal.SIGKILL)
+        os.waitpid(handle._pid, 0)
+        os.close(reads)
 
 
 def test_log_lines_carry_job_task_and_node_as_fields(caplog):
