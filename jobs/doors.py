@@ -38,10 +38,7 @@ class Extension:
         """A call became a row, not inserted yet. ``headers``: the caller's own; ``caller``: the task that calls."""
 
     def committed(self, job: Any, app: Any) -> None:
-        """A call that an extension marked (``is_awaited``) was committed; with autocommit off: written. Must not raise.
-
-        ``app``: the Celery app of the call.
-        """
+        """A call that an extension marked (``is_awaited``) was committed; with autocommit off, written. No errors."""
 
     def carried(self) -> Mapping[str, Any]:
         """Headers of an event that is about to be published: the runs of its handlers get them."""

@@ -183,7 +183,8 @@ def compose(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any], said:
     job_options = dict(row["options"]) if kept else {}
     given = {"id": row["id"] or uuid7(), "args": plain_args, "kwargs": plain_kwargs, "options": job_options}
     job = Job.of({**row, **given})
-    job_options |= extensions.instead(own_headers)(task._get_app(), job, kept, headers or {})
+    if sent := extensions.instead(sent_headers)(job, headers or {}, task._get_app()):
+        job_options["headers"] = storable(dict(sent), "the options")
     for composed in extensions.through("composed"):
         composed(job, headers, parent)
     if task.key_templates:
@@ -196,9 +197,9 @@ def compose(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any], said:
     return job
 
 
-def own_headers(app: Celery, job: Job, kept: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The option ``headers``: the caller's own. Extensions ask others for more."""
-    return {"headers": storable(dict(given), "the options")} if given else {}
+def sent_headers(job: Job, given: Mapping[str, Any], app: Celery) -> Mapping[str, Any]:
+    """The caller's own headers. An extension asks others for more."""
+    return given
 
 
 def rank_of(app: Celery, priority: int) -> int:

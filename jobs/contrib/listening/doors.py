@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from typing import Any
 
 from jobs.doors import Extension, Thread
 
 
 class Listening(Extension):
-    def came(self, using: str, queues: Iterable[str]) -> None:
+    @property
+    def came(self) -> Any:
         from jobs.contrib.listening.news import notify
 
-        notify(using, queues)
+        return notify
 
     def threads(self) -> Iterable[Thread]:
         from jobs.contrib.listening.listener import run

@@ -1,4 +1,7 @@
-"""Sends the signals that Celery sends for a message, with what the message would hold."""
+"""Celery's own signals of a call: ``before_task_publish`` at the call, ``after_task_publish`` after the commit.
+
+They get what a message would hold.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,13 @@ from celery import Celery, signals
 from django.db import connections
 
 from jobs import extensions
-from jobs.calling import calls, request
+from jobs.calling import request
 from jobs.models import Job
 
 
-def own_headers(app: Celery, job: Job, kept: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The option ``headers``: the caller's own, and those that receivers of ``before_task_publish`` add or change."""
-    if not signals.before_task_publish.receivers:
-        return calls.own_headers(app, job, kept, given)
+def announce(job: Job, given: Mapping[str, Any], app: Celery) -> dict[str, Any]:
+    """At the call. Returns the caller's headers, with what receivers added or changed."""
+    kept = job.options
     made = request.headers_of(job, app, kept)
     headers = {**made, **given}
     properties = {"correlation_id": job.task_id, "reply_to": kept.get("reply_to", ""), "priority": job.priority}
@@ -31,8 +33,7 @@ def own_headers(app: Celery, job: Job, kept: Mapping[str, Any], given: Mapping[s
             properties=properties,
             retry_policy=dict(app.conf.task_publish_retry_policy),
         )
-    found = {name: value for name, value in headers.items() if name not in made or made[name] != value}
-    return calls.own_headers(app, job, kept, found)
+    return {name: value for name, value in headers.items() if name not in made or made[name] != value}
 
 
 def tell(job: Job, app: Celery) -> None:
