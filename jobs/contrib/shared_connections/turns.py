@@ -14,6 +14,7 @@ from typing import Any
 
 from django.db import Error, connections
 
+from jobs import store
 from jobs.conf import conf
 from jobs.store import databases
 
@@ -47,7 +48,7 @@ class Turns:
                 connections[connection.alias] = connection
 
     def end(self) -> None:
-        mine = [each for each in connections.all(initialized_only=True) if each.vendor != "sqlite"]
+        mine = [each for each in connections.all(initialized_only=True) if not store.of(each.alias).has_one_writer]
         for connection in mine:
             if connection.in_atomic_block or not self._own.is_shared:
                 databases.drop(connection.alias)
@@ -92,7 +93,7 @@ _turns: Turns | None = None
 def share() -> None:
     """From now on the threads of this process share connections, in blocks of :func:`turn`."""
     global _turns
-    is_shared = any(connections[alias].vendor != "sqlite" for alias in conf().DATABASES)
+    is_shared = not all(store.of(alias).has_one_writer for alias in conf().DATABASES)
     _turns = Turns() if is_shared else None
 
 
