@@ -18,6 +18,7 @@ from jobs import extensions
 from jobs.contrib.listening import listener
 from jobs.contrib.operator import doors as operator
 from jobs.contrib.shared_connections import turns
+from jobs.contrib.short_looks import clock as short_looks
 from jobs.contrib.unknown_tasks import parking
 from jobs.lifecycle import wakeups
 from jobs.lifecycle import worker_state as states
@@ -55,7 +56,7 @@ def prepare() -> None:
     world.own = {
         (wakeups, "_notified"): dict,
         (databases, "_complaints"): dict,
-        (clock, "_positions"): lambda: defaultdict(clock._Position),
+        (short_looks, "_positions"): lambda: defaultdict(short_looks._Position),
         (clock, "_unasked"): set,
         (parking, "_imported"): dict,
         (parking, "_seldom"): lambda: Seldom(20),

@@ -8,6 +8,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
@@ -26,7 +27,6 @@ from xdist.scheduler import LoadScopeScheduling
 
 from jobs.conf import celery_settings, syncpoints
 from jobs.lifecycle.worker_state import worker_state
-from jobs.maintenance import clock
 from jobs.models import tables
 from jobs.store.databases import SideDatabase
 from tests.helpers import servers
@@ -309,7 +309,8 @@ def _clean(request):
     syncpoints.arm(None)
     worker_state.wipe()
     worker_state.queues, worker_state.limits = [], {}
-    clock._positions.clear()
+    if find_spec("jobs.contrib.short_looks"):
+        import_module("jobs.contrib.short_looks.clock")._positions.clear()
     if any(mark.kwargs.get("transaction") for mark in request.node.iter_markers("django_db")):
         _empty_broker()
 

@@ -1,4 +1,4 @@
-"""Where in a queue a process claims next: behind the row that it got last, and from time to time from the beginning.
+"""The claim: a process takes the first jobs of a queue; and what the token of a claim tells later.
 
 The statement is in ``jobs/store``. SKIP LOCKED decides its race: of several processes that look at the same row, one
 gets it, and none waits.
@@ -7,22 +7,19 @@ gets it, and none waits.
 from __future__ import annotations
 
 import random
-import time
 import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jobs import extensions, store
 from jobs.models import Job
-from jobs.models.columns import POSITION
 from jobs.store.base import Claim
 
 #: How many rows a statement may ask for: only a few sizes, so that each is planned once.
 SIZES = (1, 2, 5, 10, 20, 30, 50, 100, 200)
-#: Seconds between two looks from the beginning of a queue, where a better row may have come.
-LOOK = 1.0
-#: A look that takes longer than this, in seconds, is repeated after so many times its own length.
-SLOW_LOOK, RARELY = 0.02, 50
+#: Seconds between two looks for what may have come meanwhile. One that takes longer than SLOW_LOOK seconds is repeated
+#: after RARELY times its own length.
+LOOK, SLOW_LOOK, RARELY = 1.0, 0.02, 50
 
 #: A claimed row: the job, its lease and its token.
 Claimed = tuple[uuid.UUID, int, int]
@@ -44,12 +41,10 @@ def claimer(app: Any) -> Claimer:
 
 
 class Claimer:
-    """Claims for one process, queue by queue, each from where the last claim ended."""
+    """Claims for one process, queue by queue."""
 
     def __init__(self, app: Any = None) -> None:
-        #: For each database and queue: the place of the row that was claimed last, and when to look from the start.
-        self._after: dict[tuple[str, str], tuple[Any, ...]] = {}
-        self._look_at: dict[tuple[str, str], float] = {}
+        self.app = app
 
     def claim(self, using: str, queue: str, node: uuid.UUID, limit: int, **more: Any) -> list[Job]:
         """Take up to ``limit`` jobs of the queue, with a fresh token; ``more`` as :class:`Claim` has it."""
@@ -62,25 +57,13 @@ class Claimer:
         The answer is in the order of the queue; it is empty if other processes are about to get all there is. If the
         claim has an order of its own, and finds nothing by it, the order of the queue is used.
         """
-        at, place = store.of(using), (using, claim.queue)
-        if claim.order is not None and (found := at.claim(claim)):
+        if claim.order is not None and (found := store.of(using).claim(claim)):
             return found
-        claim = claim._replace(order=None)
-        if not at.claims_after:
-            return at.claim(claim)
-        after = self._after.pop(place, None)
-        rows: list[Job] = []
-        if after and time.monotonic() < self._look_at.get(place, 0.0):
-            rows = at.claim(claim._replace(after=after))
-        if not rows:
-            began = time.monotonic()
-            rows = at.claim(claim)
-            took = time.monotonic() - began
-            self._look_at[place] = time.monotonic() + (RARELY * took if took > SLOW_LOOK else LOOK)
-        if rows:
-            # A job that comes alone needs no place: nothing stands behind it, and one look says so.
-            self._after[place] = () if after is None else POSITION(rows[-1])
-        return rows
+        return self.in_order(using, claim._replace(order=None))
+
+    def in_order(self, using: str, claim: Claim) -> list[Job]:
+        """Claim by the order of the queue. An extension may begin behind the first rows."""
+        return store.of(using).claim(claim)
 
     def promising(self, using: str, queues: Sequence[str]) -> Sequence[str]:
         """Those of the queues in which a claim may find something."""

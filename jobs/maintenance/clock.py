@@ -1,12 +1,9 @@
 """The clock: makes jobs due, expires them, ends waiting jobs that are cancelled, and calls extensions."""
 
-import datetime
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from django.db import OperationalError, ProgrammingError
 
@@ -18,41 +15,12 @@ from jobs.lifecycle.wakeups import notify, wakeup
 from jobs.lifecycle.worker_state import worker_state
 from jobs.maintenance import give_way
 from jobs.store import databases
-from jobs.store.base import COMMITTED_WITHIN, Seen, Since
-
-T = TypeVar("T")
+from jobs.store.base import Seen, Since
 
 LONGEST_TICK = 2.0  #: The most seconds that each part of a tick takes; the rest is done at the next tick.
 
-#: A transaction that stays open for long keeps PostgreSQL from vacuuming, and a look from the start steps over the dead
-#: entries of all jobs that waited since. If two such looks in a row take longer than SLOW_LOOK seconds, the next comes
-#: after RARELY times their length, at most after LONGEST_LOOK seconds. The looks in between begin where the last one
-#: ended: they see what comes due after that place; a job committed late before it waits up to LONGEST_LOOK seconds.
-SLOW_LOOK, RARELY, LONGEST_LOOK = 0.02, 50, 30.0
-
 #: How many batches one statement makes due. Many jobs may be due in the same second, and the last must not wait long.
 DUE_BATCHES = 10
-
-
-@dataclass
-class _Position:
-    """Where the short looks at a database begin: everything before that place was done at the last look."""
-
-    #: On the monotonic clock: until then looks begin at this place; the next one begins at the start again.
-    until: float = 0.0
-    #: Seconds that the last look from the start took.
-    took: float = 0.0
-    due: datetime.datetime | None = None
-    late: datetime.datetime | None = None
-
-    def move(self, now: datetime.datetime, due: Any, late: Any) -> None:
-        """Move to the first job that is due, or expired: it may be locked, and so stay there."""
-        end = now - datetime.timedelta(seconds=COMMITTED_WITHIN)
-        self.due, self.late = min(due or end, end), min(late or end, end)
-
-
-#: For each database and each kind of look.
-_positions: dict[tuple[str, str], _Position] = defaultdict(_Position)
 
 
 def tick() -> dict[str, int]:
@@ -65,7 +33,8 @@ def tick() -> dict[str, int]:
     return done
 
 
-def _look(using: str, asked: Mapping[str, str], since: Since | None) -> Seen:
+def look(using: str, asked: Mapping[str, str], since: Since | None = None) -> Seen:
+    """Look what there is to do in a database, and get the answers to what extensions ask."""
     at = store.of(using)
     try:
         return at.look(worker_state.queues, asked.values(), since)
@@ -84,16 +53,10 @@ _unasked: set[str] = set()
 
 
 def _tick(using: str, done: dict[str, int], answers: dict[str, dict[str, Any]]) -> None:
-    at, asked = store.of(using), extensions.merged("looks")
-    seen = looked(
-        using,
-        "all",
-        lambda place: _look(using, asked, Since(place.due, place.late) if place else None),
-    )
+    asked = extensions.merged("looks")
+    seen = extensions.instead(look)(using, asked)
     if len(seen.more) == len(asked):
         answers[using] = dict(zip(asked, seen.more, strict=True))
-    if at.claims_after:
-        _positions[using, "all"].move(seen.now, seen.due, seen.late)
     if seen.is_ready:
         wakeup.send()
     if seen.due is not None:
@@ -127,17 +90,3 @@ def until_done(step: Callable[[], int]) -> int:
         done += count
         extensions.instead(give_way)()
     return done + count
-
-
-def looked(using: str, kind: str, look: Callable[[_Position | None], T]) -> T:
-    """Look at a database: from the start, or (``look`` gets a place) from where the last such look ended."""
-    place, begin = _positions[using, kind], time.monotonic()
-    is_short = begin < place.until
-    found = look(place if is_short else None)
-    if store.of(using).claims_after and not is_short:
-        end = time.monotonic()
-        # The shorter of two: a single look may have been slow for any reason.
-        cost, place.took = min(place.took, end - begin), end - begin
-        if cost > SLOW_LOOK:
-            place.until = end + min(RARELY * cost, LONGEST_LOOK)
-    return found

@@ -7,6 +7,7 @@ import json
 import random
 import uuid
 
+from django.db import connection
 from django.db.models import JSONField, Value
 from django.utils import timezone
 
@@ -77,3 +78,19 @@ def say(job: Job, done: float, total: float | None = 4, text: str = "") -> None:
     meta = json.dumps({"status": "PROGRESS", "result": result})
     with databases.side() as side:
         store.write_said(side, json.dumps([job.task_id, meta, None, job.lease]).encode())
+
+
+_FILL = """
+INSERT INTO jobs_job (id, task, queue, state, run_at, expires_at, finished_at, node_id, token, started_at, lease)
+SELECT gen_random_uuid(), 'tests.tasks.noop', %(queue)s, %(state)s, now() + i * interval '1 millisecond' - %(age)s,
+       CASE WHEN i %% 2 = 0 AND %(state)s = 'ready' THEN now() + interval '1 day' END,
+       CASE WHEN %(state)s = 'succeeded' THEN now() END, %(node)s, 1, now(), 1
+FROM generate_series(1, %(rows)s) AS i
+"""
+
+
+def fill(state: str, rows: int, age: float = 86400.0, queue: str = "celery", node: uuid.UUID | None = None) -> None:
+    """Many rows at once (PostgreSQL). ``age`` in seconds; below zero it is to come."""
+    values = {"queue": queue, "state": state, "rows": rows, "age": datetime.timedelta(seconds=age), "node": node}
+    with connection.cursor() as cursor:
+        cursor.execute(_FILL, values)

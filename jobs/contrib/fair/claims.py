@@ -42,7 +42,6 @@ class FairClaimer(claims.Claimer):
 
     def __init__(self, app: Any = None) -> None:
         super().__init__(app)
-        self._app = app
         #: For each database and queue: the key at which the last claim ended, and how many jobs are left of its turn.
         self._turn_at: dict[tuple[str, str], tuple[str, int]] = {}
         #: For each database and queue: until when it counts as having keys, because some were met; until when as having
@@ -63,7 +62,7 @@ class FairClaimer(claims.Claimer):
         queue, now = claim.queue, time.monotonic()
         spot = (using, queue)
         is_keyless = now < self._keyless_until.get(spot, 0.0)
-        is_known = queue in keys.queues(self._app or celery_app()) or now < self._fair_until.get(spot, 0.0)
+        is_known = queue in keys.queues(self.app or celery_app()) or now < self._fair_until.get(spot, 0.0)
         if is_keyless or not is_known:
             plain: list[Any] = super().take(using, claim)
             if any(job.fair_key for job in plain):

@@ -87,7 +87,6 @@ class LimitedClaimer(claims.Claimer):
 
     def __init__(self, app: Any = None) -> None:
         super().__init__(app)
-        self._app = app
         #: The limits of jobs that this process had claimed and that have left it: their slots may be free.
         self._left: dict[str, set[str]] = defaultdict(set)
         #: Whether some jobs are held back, as this process saw it last.
@@ -128,11 +127,11 @@ class LimitedClaimer(claims.Claimer):
 
     def may_find_more(self, jobs: Sequence[Job], asked: int) -> bool:
         # A claim takes one job of a limit. With a single slot the next job waits for the end of this one.
-        tasks = limits.in_force(self._app or celery_app()).tasks
+        tasks = limits.in_force(self.app or celery_app()).tasks
         return super().may_find_more(jobs, asked) or any(tasks.get(job.task, Limit(1)).slots != 1 for job in jobs)
 
     def take(self, using: str, claim: Claim) -> list[Job]:
-        known, spot = limits.in_force(self._app or celery_app()), (using, claim.queue)
+        known, spot = limits.in_force(self.app or celery_app()), (using, claim.queue)
         if known is not self._known:
             self._known, self._quiet_until = known, {}
         if not known.tasks and claim.queue not in known.queues and not worker_state.holds:
@@ -240,7 +239,7 @@ class LimitedClaimer(claims.Claimer):
             found.opens_in = min(found.opens_in, max(SHORTEST_LOOK, look_at - now))
         if found.opens_in < inf:
             self._opens_at[spot] = time.monotonic() + found.opens_in
-        done += _mark(using, found.unmarked, self._app or celery_app())
+        done += _mark(using, found.unmarked, self.app or celery_app())
         if len(found.blocked) >= CROWD:
             done += _hold(using, queue, found.blocked)
             self._holds = True

@@ -19,7 +19,6 @@ from jobs.contrib.listening.notifications import Notifications
 from jobs.doors import Attempt
 from jobs.lifecycle.wakeups import ONE, SOME, wakeup
 from jobs.lifecycle.worker_state import IDLE, worker_state
-from jobs.maintenance import clock
 from jobs.maintenance.rescue import Rescue
 from jobs.store import databases
 
@@ -129,13 +128,13 @@ def _place(news: News, node: uuid.UUID) -> bytes:
 
 def has_ready(using: str, queues: list[str]) -> bool:
     """Whether a job waits in one of the queues."""
-    at = store.of(using)
-    return clock.looked(using, "ready", lambda place: at.has_ready(queues, is_short=place is not None))
+    return store.of(using).has_ready(queues)
 
 
 def _look(alias: str) -> None:
     try:
-        if any(slot.phase == IDLE for slot in worker_state.occupied()) and has_ready(alias, worker_state.queues):
+        is_idle = any(slot.phase == IDLE for slot in worker_state.occupied())
+        if is_idle and extensions.instead(has_ready)(alias, worker_state.queues):
             wakeup.send()
     except Error:
         databases.drop(alias)

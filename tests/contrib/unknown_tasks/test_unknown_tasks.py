@@ -10,6 +10,7 @@ from celery import current_app
 from django.db.models.functions import Now
 from django.utils import timezone
 
+from jobs.contrib.short_looks import clock as short_looks
 from jobs.contrib.unknown_tasks import parking
 from jobs.lifecycle import transitions
 from jobs.lifecycle.claims import Claimer
@@ -203,8 +204,8 @@ def test_an_unknown_task_in_the_middle_of_a_batch_stops_nobody(runner):
 
 
 def test_a_look_from_the_start_finds_what_waits_for_this_worker(node, monkeypatch):
-    monkeypatch.setattr(clock, "SLOW_LOOK", -1.0)
-    monkeypatch.setattr(clock, "LONGEST_LOOK", 0.2)
+    monkeypatch.setattr(short_looks, "SLOW_LOOK", -1.0)
+    monkeypatch.setattr(short_looks, "LONGEST_LOOK", 0.2)
     clock.tick()
     Node.objects.filter(pk=worker_state.node).update(tasks=["of.a.later.release"])
     waits_for = parking.TASK + "of.a.later.release"

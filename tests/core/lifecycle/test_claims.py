@@ -17,12 +17,11 @@ import pytest
 from celery import Celery, current_app
 from django.db import OperationalError, connection, connections, transaction
 from django.db.backends.signals import connection_created
-from django.db.models import F, TextField, Value
+from django.db.models import TextField, Value
 from django.db.models.functions import Cast, Concat, Now
-from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from jobs import extensions, store
+from jobs import store
 from jobs.calling.calls import rank_of
 from jobs.lifecycle import claims, transitions
 from jobs.lifecycle.claims import Claimer
@@ -38,8 +37,8 @@ from tests import tasks
 from tests.helpers import driver
 from tests.helpers.concurrency import Elsewhere, open_transaction
 from tests.helpers.harness import effects
-from tests.helpers.plans import explained, explained_generically
-from tests.helpers.rows import make, make_node
+from tests.helpers.plans import explained, explained_generically, statements_of
+from tests.helpers.rows import fill, make, make_node
 from tests.helpers.servers import fair, wait_for
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
@@ -229,189 +228,6 @@ def test_many_processes_drain_a_queue_and_each_job_is_had_once(node):
     drained = [Elsewhere(drain) for _ in range(4)]
     assert [each.result() for each in drained] == [None] * 4
     assert len(had) == len(set(had)) == 400
-
-
-# The place in the queue
-
-
-def buffers(claimer: Claimer) -> int:
-    """How many pages a claim of one row reads."""
-    after = claimer._after.get(("default", QUEUE))
-    values = {"node": worker_state.node, "token": 1, "backend": 1}
-    if after is not None:
-        values |= dict(zip(("rank", "run_at", "id"), after, strict=True))
-    sql = postgresql.claim_sql(QUEUE, 1, after is not None, False)
-    with transaction.atomic(), connection.cursor() as cursor:
-        cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", values)
-        plan = cursor.fetchone()[0][0]["Plan"]
-        transaction.set_rollback(True)
-    return plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
-
-
-def test_a_claim_does_not_step_over_what_was_claimed_before(node, held_open):
-    tasks.noop.delay_many([(number,) for number in range(10_500)], queue=QUEUE)
-    claimer = Claimer()
-    for _ in range(50):
-        assert len(claimer.claim("default", QUEUE, worker_state.node, 200)) == 200
-    assert buffers(claimer) < 30
-    assert buffers(Claimer()) > 200, "from the start it would"
-
-
-@pytest.mark.parametrize("is_held", [False, True])
-def test_a_better_row_that_comes_later_is_found_within_a_second(node, request, is_held):
-    if is_held:
-        request.getfixturevalue("held_open")
-    for number in range(200):
-        make(age=100 - number / 10)
-    claimer = Claimer()
-    assert claimer.claim("default", QUEUE, worker_state.node, 1)
-    better = [make(rank=-1), make(age=1000)]
-    found: set[uuid.UUID] = set()
-    began = fair()
-    while not found >= set(keys(better)):
-        found |= set(keys(claimer.claim("default", QUEUE, worker_state.node, 1)))
-        time.sleep(0.02)
-        assert fair() - began < claims.LOOK + 0.5, "it starves behind a stream of others"
-    assert claims.LOOK <= 1.0
-
-
-def test_an_empty_look_from_the_place_on_goes_back_to_the_start(node, monkeypatch):
-    monkeypatch.setattr(claims, "LOOK", 3600.0)
-    make(age=11), make(age=10)
-    claimer = Claimer()
-    for _ in range(2):
-        assert claimer.claim("default", QUEUE, worker_state.node, 1)
-    before = make(age=20)
-    assert keys(claimer.claim("default", QUEUE, worker_state.node, 1)) == [before.pk]
-
-
-def test_after_a_job_that_came_alone_one_look_finds_nothing(node, monkeypatch):
-    """A place behind it would make two of it: nothing stands there."""
-    on_postgresql()
-    kind = type(sessions.session_of("default"))
-    asked, fetch = [], kind.fetch
-    monkeypatch.setattr(kind, "fetch", lambda *args: (asked.append(args[1]), fetch(*args))[1])
-    make()
-    claimer = Claimer()
-    assert claimer.claim("default", QUEUE, worker_state.node, 1)
-    assert not claimer.claim("default", QUEUE, worker_state.node, 1)
-    assert len(asked) == 2
-
-
-def test_a_look_that_takes_long_is_taken_rarely(node, monkeypatch):
-    on_postgresql()
-    monkeypatch.setattr(claims, "SLOW_LOOK", -1.0)
-    monkeypatch.setattr(claims, "RARELY", 1e9)
-    rows = [make(age=101 - number) for number in range(4)]
-    claimer = Claimer()
-    assert keys(claimer.claim("default", QUEUE, worker_state.node, 1)) == [rows.pop(0).pk]
-    assert keys(claimer.claim("default", QUEUE, worker_state.node, 1)) == [rows[0].pk]
-    better = make(rank=-1)
-    assert keys(claimer.claim("default", QUEUE, worker_state.node, 2)) == keys(rows[1:])
-    assert keys(claimer.claim("default", QUEUE, worker_state.node, 2)) == [better.pk], (
-        "nothing was left behind the place"
-    )
-
-
-# The clock, beside the same transaction
-
-
-def pages(action) -> int:
-    """How many pages are read for what an action asks of jobs."""
-    read = 0
-    for sql in statements_of(action):
-        with transaction.atomic(), connection.cursor() as cursor:
-            cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql.replace('%', '%%')}", [])
-            plan = cursor.fetchone()[0][0]["Plan"]
-            transaction.set_rollback(True)
-        read += plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
-    return read
-
-
-@pytest.fixture
-def cursors(monkeypatch):
-    """All looks from the start take too long."""
-    monkeypatch.setattr(clock, "SLOW_LOOK", -1.0)
-    monkeypatch.setattr(clock, "RARELY", 1e9)
-    worker_state.queues = [QUEUE, "mail"]
-    clock._positions.clear()
-
-
-def has_ready() -> bool:
-    at, queues = store.of("default"), [QUEUE, "mail"]
-    return clock.looked("default", "ready", lambda place: at.has_ready(queues, is_short=place is not None))
-
-
-def test_the_clock_does_not_step_over_what_was_due_before(node, held_open, cursors):
-    fill("scheduled", 10_000)
-    Job.objects.filter(pk__in=Job.objects.values("pk")[:5000]).update(expires_at=F("run_at"))
-    while any(clock.tick().values()):
-        pass
-    while jobs := claim(200):
-        transitions_of(jobs)
-    assert set(Job.objects.values_list("state", flat=True)) == {"succeeded", "cancelled"}
-    clock._positions.clear()
-    assert pages(clock.tick) > 5000, "from the start it does"
-    assert pages(has_ready) > 250
-    clock._positions.clear()
-    clock.tick(), has_ready(), clock.tick(), has_ready()
-    assert pages(clock.tick) < 250
-    assert pages(has_ready) < 150
-    assert pages(clock.tick) < 400
-    assert pages(has_ready) < 200
-    # What comes due now is seen at once, and what it costs is not that of all before.
-    make("scheduled", age=1), make("scheduled", age=-60, expires_at=ago(1)), make(rank=-3)
-    assert has_ready()
-    done: list[dict[str, int]] = []
-    assert pages(lambda: done.append(clock.tick())) < 1000
-    assert (done[0]["due"], done[0]["expired"]) == (1, 1)
-
-
-def transitions_of(jobs: list[Job]) -> None:
-    """They succeed."""
-    Job.objects.filter(pk__in=keys(jobs)).update(state="succeeded", finished_at=Now())
-
-
-def test_a_job_that_is_due_before_the_place_is_found_by_a_look_from_the_start(node, cursors, monkeypatch):
-    on_postgresql()
-    monkeypatch.setattr(clock, "LONGEST_LOOK", 2.0)
-    clock.tick(), clock.tick()
-    rows = [make("scheduled", age=3600), make("scheduled", age=-60, expires_at=ago(3600))]
-    began = time.monotonic()
-    done = clock.tick()
-    # On a busy machine that was the look from the start.
-    assert (done["due"], done["expired"]) == (0, 0) or time.monotonic() - began > 1
-    wait_for(lambda: clock.tick() and {state(job)[0] for job in rows} == {"ready", "cancelled"}, 10, "they are found")
-
-
-def test_the_look_from_the_start_is_never_far_off():
-    assert clock.LONGEST_LOOK <= 30.0
-
-
-def test_a_look_that_takes_long_once_changes_nothing(node, monkeypatch):
-    """It may have waited for the machine."""
-    on_postgresql()
-    worker_state.queues = [QUEUE]
-    clock._positions.clear()
-    monkeypatch.setattr(clock, "SLOW_LOOK", 3600.0)
-    clock.tick()
-    monkeypatch.setattr(clock, "SLOW_LOOK", -1.0)
-    clock._positions["default", "all"].took = -2.0
-    clock.tick()
-    job = make("scheduled", age=3600)
-    assert clock.tick()["due"] == 1
-    assert state(job)[0] == "ready"
-
-
-def test_a_locked_job_keeps_the_place_of_the_clock(node, cursors):
-    on_postgresql()
-    clock.tick(), clock.tick()
-    job = make("scheduled", age=1)
-    with open_transaction(lambda: Job.objects.select_for_update().get(pk=job.pk)):
-        clock.tick()
-        clock._positions["default", "all"].move(timezone.now() + datetime.timedelta(hours=1), job.run_at, None)
-        assert clock.tick()["due"] == 0
-    assert clock.tick()["due"] == 1
 
 
 # Renewed, and given back
@@ -799,21 +615,6 @@ def test_nodes_are_what_a_claim_is_made_for(node):
 
 ROWS = 100_000
 
-_FILL = """
-INSERT INTO jobs_job (id, task, queue, state, run_at, expires_at, finished_at, node_id, token, started_at, lease)
-SELECT gen_random_uuid(), 'tests.tasks.noop', %(queue)s, %(state)s, now() + i * interval '1 millisecond' - %(age)s,
-       CASE WHEN i %% 2 = 0 AND %(state)s = 'ready' THEN now() + interval '1 day' END,
-       CASE WHEN %(state)s = 'succeeded' THEN now() END, %(node)s, 1, now(), 1
-FROM generate_series(1, %(rows)s) AS i
-"""
-
-
-def fill(state: str, rows: int, age: float = 86400.0, queue: str = QUEUE, node: uuid.UUID | None = None) -> None:
-    """``age`` in seconds; below zero it is to come."""
-    values = {"queue": queue, "state": state, "rows": rows, "age": datetime.timedelta(seconds=age), "node": node}
-    with connection.cursor() as cursor:
-        cursor.execute(_FILL, values)
-
 
 def live() -> str:
     """The table of what waits and runs."""
@@ -841,17 +642,6 @@ def full(request, node):
     yield
     with connection.cursor() as cursor:
         cursor.execute(f"ALTER TABLE {live()} RESET (autovacuum_enabled)")
-
-
-def statements_of(action) -> list[str]:
-    """What it reads and writes of jobs: what goes past Django's cursor, then the rest as Django says it."""
-    kind, asked = extensions.instead(sessions.Session) if driver.is_plain() else sessions.Session, []
-    send = kind.send
-    with CaptureQueriesContext(connection) as queries, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kind, "send", lambda session, sql: (asked.append(sql), send(session, sql))[1])
-        action()
-    asked += [query["sql"] for query in queries]
-    return [sql for sql in asked if "jobs_job" in sql and sql.lstrip().startswith(("SELECT", "UPDATE", "WITH"))]
 
 
 def test_a_plan_that_was_made_for_an_empty_table_is_given_up(node, monkeypatch):
@@ -933,7 +723,7 @@ def test_no_hot_statement_scans_or_sorts_the_table(full, statistics):
     plans["succeed"] = ("jobs_job_pkey", explained_generically(succeed, values))
     own = OwnJobs(os.getpid())
     for name, index, action in (
-        ("has_ready", "jobs_job_ready", has_ready),
+        ("has_ready", "jobs_job_ready", lambda: store.of("default").has_ready([QUEUE, "mail"])),
         ("make_due", "jobs_job_scheduled", lambda: transitions.make_due("default", 10)),
         ("make_due last", "jobs_job_scheduled", lambda: transitions.make_due("default", 10, "-run_at")),
         ("make_due since", "jobs_job_scheduled", lambda: transitions.make_due("default", 10, since=ago(9))),
