@@ -174,7 +174,7 @@ class Node:
             return
         about = {"hostname": self.name, "pool": "prefork", "concurrency": self._size, "tasks": TASKS}
         process = self.supervisor = Process("supervisor", self)
-        main = supervisor.Supervisor(self.main.pid, about, self._pipe, self._ready)
+        main = extensions.instead(supervisor.Supervisor)(self.main.pid, about, self._pipe, self._ready)
         is_over = False
 
         def run() -> None:

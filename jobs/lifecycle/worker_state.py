@@ -32,14 +32,12 @@ _PIDS = _LIMITS_AT + 16 + _DOCUMENT
 #: How often a document is read again while another process writes it, a millisecond apart.
 _READS = 50
 
-#: Phase, lease, token of the row, token of its claim, began, soft limit, hard limit, job; then a text for people, what
-#: the body says of itself, and the wish that it should end: its job, its lease, and the number of the wish.
+#: Phase, lease, token of the row, token of its claim, began, soft limit, hard limit, job; then a text for people, and
+#: what the body says of itself.
 _SLOT = struct.Struct("<qqqqddd16s")
 _TEXT = struct.Struct("1000s")
-_WISH = struct.Struct("<16sqq")
 _SAID_AT, _SAID_MOST = _SLOT.size + _TEXT.size, 2000
-_WISH_AT = _SAID_AT + 16 + _SAID_MOST
-_SIZE = _WISH_AT + _WISH.size
+_SIZE = _SAID_AT + 16 + _SAID_MOST
 
 #: A process waits; it claims, or is between two jobs; it has a job; it is in the body; the body, one of several of the
 #: process, waits for something.
@@ -55,9 +53,8 @@ _MAX = MAX_PROCESSES + MAX_SHARED
 _STARTS = _PIDS + 8 * _MAX
 _HEADER = _STARTS + 8 * _MAX
 
-#: Why one body of several should end. An unknown number is no wish.
+#: Why a body should end.
 CANCELLED, REVOKED, KILLED = "Cancelled", "Revoked", "Killed"
-WISHES = {1: CANCELLED, 2: REVOKED, 3: KILLED}
 
 #: Seconds that a job runs until the rows behind it are given back; the age of a claim at which its rows are renewed.
 LONG, OLD = 2.0, 1.0
@@ -176,7 +173,7 @@ class WorkerState:
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, _HEADER + _MAX * _SIZE)
-        self._pids = memoryview(self._memory)[_PIDS:_STARTS].cast("q")
+        self.pids = memoryview(self._memory)[_PIDS:_STARTS].cast("q")
         self._starts = memoryview(self._memory)[_STARTS:_HEADER].cast("q")
         self._lock = threading.Lock()
         #: The pids at the last look, as bytes, and the slots that had one.
@@ -249,7 +246,7 @@ class WorkerState:
         document.write(text)
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def alone(self) -> Iterator[None]:
         """A lock for one thread of one process at a time. The death of its process releases it."""
         # Callers run on Windows too, which has no fcntl; workers do not.
         import fcntl
@@ -263,11 +260,11 @@ class WorkerState:
 
     def take(self) -> ProcessState:
         """A slot for this process, or for a thread of it. A dead process keeps its slot until its job was finished."""
-        with self._alone():
+        with self.alone():
             # By its pid, so that it is found quickly (``is_busy``).
             for step in range(MAX_PROCESSES):
                 index = (61 * os.getpid() + step) % MAX_PROCESSES
-                if self._pids[index] == 0:
+                if self.pids[index] == 0:
                     slot = ProcessState(self, index)
                     slot.occupy()
                     return slot
@@ -275,35 +272,10 @@ class WorkerState:
             f"more than {MAX_PROCESSES} processes and threads run jobs in this worker: start a second worker"
         )
 
-    def take_block(self, count: int) -> list[ProcessState]:
-        """An occupied slot for this process, and behind it ``count`` free ones for its bodies."""
-        self.has_blocks = True
-        size, start = count + 1, start_of(os.getpid())
-        with self._alone():
-            for first in range(MAX_PROCESSES, MAX_PROCESSES + MAX_SHARED - size + 1, size):
-                # A dead process keeps the slots of its bodies until their jobs were finished.
-                if not any(self._pids[first : first + size].tolist()):
-                    slots = [ProcessState(self, first + n, start) for n in range(size)]
-                    slots[0].occupy()
-                    return slots
-        raise RuntimeError(
-            f"more than {MAX_SHARED} async bodies at once in this worker: start a second worker, or lower "
-            "JOBS['ASYNC_CONCURRENCY']"
-        )
-
-    def wish(self, slot: Occupied, kind: str) -> None:
-        """Ask the process to end this body, and no other.
-
-        Race: the slot may have another body by now. The wish names its job and lease.
-        """
-        number = next(number for number, each in WISHES.items() if each == kind)
-        values = (slot.job.bytes, slot.lease, number)
-        _WISH.pack_into(self._memory, _HEADER + slot.index * _SIZE + _WISH_AT, *values)
-
     def read(self, index: int) -> Occupied:
         values: list[Any] = list(_SLOT.unpack_from(self._memory, _HEADER + index * _SIZE))
         values[-1] = uuid.UUID(bytes=values[-1])
-        return Occupied(index, self._pids[index], self._starts[index], *values)
+        return Occupied(index, self.pids[index], self._starts[index], *values)
 
     def occupied(self) -> list[Occupied]:
         """The slots of all processes, also of those that wait."""
@@ -324,7 +296,7 @@ class WorkerState:
         """Whether the process has jobs that keep it from other work."""
         for step in range(16):
             index = (61 * pid + step) % MAX_PROCESSES
-            if self._pids[index] == pid:
+            if self.pids[index] == pid:
                 return bool(struct.unpack_from("<q", self._memory, _HEADER + index * _SIZE)[0] != IDLE)
         return False
 
@@ -353,7 +325,7 @@ class WorkerState:
         return _Text(self._memory, _HEADER + index * _SIZE + _SAID_AT, _SAID_MOST)
 
     def clear(self, slot: Occupied) -> None:
-        self._pids[slot.index] = 0
+        self.pids[slot.index] = 0
 
     def wipe(self) -> None:
         """Forget the processes, the last beat, the stop, and what a person told the worker."""
@@ -370,8 +342,8 @@ class ProcessState:
 
     def __init__(self, worker_state: WorkerState, index: int, start: int = 0) -> None:
         self._worker_state, self._start = worker_state, start
-        self._pids = worker_state._pids
-        self._index = index
+        self._pids = worker_state.pids
+        self.index = index
         self._memory = worker_state._memory
         self._offset = _HEADER + index * _SIZE
         self.phase = IDLE
@@ -382,8 +354,8 @@ class ProcessState:
         """The slot is this process's from now on."""
         self.rest(IDLE)
         # First, because the pid is what makes the slot a process's.
-        self._worker_state._starts[self._index] = self._start or start_of(os.getpid())
-        self._pids[self._index] = os.getpid()
+        self._worker_state._starts[self.index] = self._start or start_of(os.getpid())
+        self._pids[self.index] = os.getpid()
 
     def rest(self, phase: int, batch: int = 0) -> None:
         """The process has no job: it waits, or claims, or is between two."""
@@ -413,13 +385,8 @@ class ProcessState:
     def say(self, text: bytes) -> bool:
         """Leave a text for the supervisor, which writes it within a second; False: too long, or no supervisor."""
         is_heard = self._worker_state.silence > 0 and len(text) <= _SAID_MOST
-        self._worker_state._said(self._index).write(text if is_heard else b"")
+        self._worker_state._said(self.index).write(text if is_heard else b"")
         return is_heard
-
-    def wished(self, job: uuid.UUID, lease: int) -> str | None:
-        """Why the job, under this lease, should end; None: it was not asked to."""
-        key, of_lease, number = _WISH.unpack_from(self._memory, self._offset + _WISH_AT)
-        return WISHES.get(number) if (key, of_lease) == (job.bytes, lease) else None
 
     def enter(self, phase: int) -> None:
         """The process enters its job's body (``BODY``), where a soft time limit strikes, or leaves it (``NAMED``)."""
@@ -428,7 +395,7 @@ class ProcessState:
 
     def free(self) -> None:
         self.phase = IDLE
-        self._pids[self._index] = 0
+        self._pids[self.index] = 0
 
 
 worker_state = WorkerState()

@@ -40,9 +40,6 @@ from jobs.worker import stop
 #: and while none is.
 LOOK, IDLE_LOOK = 0.2, 0.5
 
-#: Seconds that one of a process's several bodies has to end by itself, before the process is killed.
-GRACE = 3.0
-
 #: Seconds between two looks at what the bodies say of themselves.
 NOTES = 1.0
 
@@ -85,8 +82,6 @@ class Supervisor:
         #: The calls that the worker's main process asked for: a function's path, and its arguments.
         self._wanted: SimpleQueue[list[Any]] = SimpleQueue()
         self._is_prefork = node["pool"] == "prefork"
-        #: Bodies that were asked to end, of processes that have several: until when, and why.
-        self._asked: dict[tuple[int, uuid.UUID, int], tuple[float, str, str]] = {}
         #: For each of the pool's processes: when the parent is told, if the process is dead then.
         self._processes: dict[int, float] = {}
         self._began = self._last_look = time.monotonic()
@@ -156,11 +151,8 @@ class Supervisor:
         return bool(data)
 
     def end_or_ask(self, slot: Occupied, kind: str, text: str, number: int = signal.SIGKILL) -> None:
-        """End the run: with its process, or alone if the process has other runs."""
-        if slot.is_shared:
-            worker_state.wish(slot, kind)
-            self._asked[slot.index, slot.job, slot.lease] = time.monotonic() + GRACE, kind, text
-        elif self._is_prefork:
+        """End the run with its process. An extension ends a run alone if the process has other runs."""
+        if self._is_prefork:
             self._end_run(slot, kind, text, number)
 
     def _end_run(self, slot: Occupied, kind: str, text: str, number: int = signal.SIGKILL) -> None:
@@ -279,23 +271,15 @@ class Supervisor:
 
     def _enforce_limits(self, slots: list[Occupied]) -> None:
         now = time.monotonic()
-        for asked, (until, kind, text) in list(self._asked.items()):
-            slot = next((slot for slot in slots if (slot.index, slot.job, slot.lease) == asked), None)
-            if slot is None or until < now:
-                del self._asked[asked]
-            if slot is not None and until < now:
-                self._end_run(slot, kind, text)
         for slot in slots:
             if not slot.has_job:
                 continue
-            # One of several bodies that has not begun waits for those that have: only its coroutine has limits.
-            waits = slot.is_shared and slot.phase < BODY
-            if 0 < slot.hard_at < now - (GRACE if slot.is_shared else 0) and not (waits or slot.is_dead):
+            if 0 < slot.hard_at < now and not slot.is_dead:
                 limit = round(slot.hard_at - slot.began, 3)
                 about = worker_state.about("timed_out", job=str(slot.job), task=worker_state.text(slot).get("name"))
                 logger.error("the job %s ran longer than its hard time limit of %s s", slot.job, limit, extra=about)
                 self._end_run(slot, "TimeLimitExceeded", f"TimeLimitExceeded({limit:g})")
-            elif 0 < slot.soft_at < now and slot.phase == BODY and not slot.is_shared:
+            elif 0 < slot.soft_at < now and slot.phase == BODY:
                 # Sent at each look: the process takes it once, and only in the body.
                 slot.signal(signal.SIGUSR1)
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from django.db import connections
 
+from jobs import extensions
 from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.lifecycle.worker_state import worker_state
@@ -157,7 +158,7 @@ def _supervise(main: int, node: dict[str, Any], pipe: int, ready: int) -> None:
         child = os.fork()
         if child == 0:
             try:
-                Supervisor(main, node, pipe, ready).main()
+                extensions.instead(Supervisor)(main, node, pipe, ready).main()
             except NotAdopted as exc:
                 # End at once: the database is not ours, so the supervisor does not even sign off there.
                 os.write(ready, str(exc).encode()[: select.PIPE_BUF])

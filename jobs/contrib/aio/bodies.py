@@ -29,6 +29,7 @@ from jobs.contrib.aio import blocked
 from jobs.contrib.aio.awaited import Awaited
 from jobs.contrib.aio.celery_stacks import owner
 from jobs.contrib.aio.runner import AsyncRunner
+from jobs.contrib.aio.slots import take_block, wished
 from jobs.errors import Cancel, LostLease
 from jobs.execution import pipeline
 from jobs.execution.deferred_commit import Commit
@@ -140,7 +141,7 @@ class Bodies:
         """Take the slots of the bodies. The slots of a dead process are free again when its bodies were finished."""
         while True:
             try:
-                return worker_state.take_block(conf().ASYNC_CONCURRENCY)
+                return take_block(conf().ASYNC_CONCURRENCY)
             except RuntimeError as exc:
                 text = "this process runs no async bodies at the moment: %s"
                 logger.error(text, exc, extra=worker_state.about("loop_failed"))
@@ -383,7 +384,7 @@ class Bodies:
             if run.job.node_id != node:
                 # The node was declared dead, and has a new id: the job belongs to another run.
                 awaited.end(LostLease("this run lost its lease"))
-            if (kind := run.slot.wished(run.job.pk, run.job.lease)) is not None:
+            if (kind := wished(run.slot, run.job.pk, run.job.lease)) is not None:
                 verdict = Cancel(ASKED.get(kind, "the job was asked to end"))
                 verdict.kind = kind
                 awaited.end(verdict)

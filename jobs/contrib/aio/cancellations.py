@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from jobs.contrib.aio.slots import wish
 from jobs.lifecycle.worker_state import CANCELLED, worker_state
 from jobs.models import Cancellation
 
@@ -16,4 +17,4 @@ def ticked(answers: Mapping[str, Mapping[str, Any]]) -> None:
     for using in (using for using, found in answers.items() if found["is_asked_to_end"]):
         slots = {slot.job: slot for slot in worker_state.occupied() if slot.is_shared and slot.has_job}
         for key in Cancellation.objects.using(using).filter(pk__in=slots).values_list("pk", flat=True):
-            worker_state.wish(slots[key], CANCELLED)
+            wish(slots[key], CANCELLED)

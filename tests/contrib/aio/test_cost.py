@@ -22,6 +22,7 @@ from jobs.contrib.aio import bodies as aio_bodies
 from jobs.contrib.aio import runner as aio_runner
 from jobs.contrib.aio.bodies import Bodies
 from jobs.contrib.aio.runner import AsyncRunner
+from jobs.contrib.aio.slots import take_block
 from jobs.lifecycle import claims
 from jobs.lifecycle.run import current_run
 from jobs.lifecycle.wakeups import Wakeup
@@ -47,7 +48,7 @@ async def empty(number):
 @pytest.fixture
 def slots(node):
     worker_state.queues = [QUEUE]
-    return worker_state.take_block(NUMBER)
+    return take_block(NUMBER)
 
 
 @pytest.fixture
@@ -117,7 +118,7 @@ def test_a_process_that_dies_before_all_of_a_claim_have_slots_has_begun_none(run
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     for slot in worker_state.occupied():
-        worker_state._pids[slot.index] = gone.pid
+        worker_state.pids[slot.index] = gone.pid
     OwnJobs(1).finish_dead()
     assert set(Job.objects.values_list("state", "node_losses", "crashes")) == {("ready", 0, 0)}
 
@@ -200,7 +201,7 @@ def test_of_a_few_that_come_at_once_others_get_their_share(number, node, monkeyp
     monkeypatch.setattr(aio_bodies, "TURN", 60.0)
     bodies = Bodies((empty.name,))
     monkeypatch.setattr(bodies, "_begin", lambda run: (run, None, None, 1e9))
-    app, (first, *slots) = current_app._get_current_object(), worker_state.take_block(number)
+    app, (first, *slots) = current_app._get_current_object(), take_block(number)
     other = AsyncRunner(app, "here", (empty.name,), first, Wakeup())
     try:
         fill(number)

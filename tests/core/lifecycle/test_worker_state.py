@@ -232,7 +232,7 @@ def test_a_pid_that_is_used_again_does_not_make_a_dead_slot_live(worker_state):
     forked(lambda: named(worker_state.take(), job=key))
     [dead] = worker_state.occupied()
     # The kernel gives a pid again when it has been through all others: here the slot says that of this very process.
-    worker_state._pids[dead.index] = os.getpid()
+    worker_state.pids[dead.index] = os.getpid()
     [read] = worker_state.occupied()
     assert (read.pid, read.job) == (os.getpid(), key)
     assert read.is_dead
@@ -249,12 +249,12 @@ def test_nobody_signals_a_process_that_has_the_pid_of_a_dead_one(worker_state):
     if other == 0:
         time.sleep(60)
         os._exit(0)
-    worker_state._pids[dead.index] = other
+    worker_state.pids[dead.index] = other
     worker_state.occupied()[0].signal(signal.SIGKILL)
     assert is_alive(other)
     named(slot := worker_state.take())
-    worker_state._pids[slot._index], worker_state._starts[slot._index] = other, module.start_of(other)
-    worker_state.read(slot._index).signal(signal.SIGKILL)
+    worker_state.pids[slot.index], worker_state._starts[slot.index] = other, module.start_of(other)
+    worker_state.read(slot.index).signal(signal.SIGKILL)
     assert os.waitstatus_to_exitcode(os.waitpid(other, 0)[1]) == -signal.SIGKILL
 
 
@@ -262,10 +262,10 @@ def test_a_process_looks_for_slots_while_no_other_does():
     state, (asked, ask), (done, tell) = WorkerState(), os.pipe(), os.pipe()
     if (pid := os.fork()) == 0:
         os.read(asked, 1)
-        state.take_block(10)
+        state.take()
         os.write(tell, b".")
         os._exit(0)
-    with state._alone():
+    with state.alone():
         os.write(ask, b".")
         assert not select.select([done], [], [], 0.3)[0], "it did not wait"
     assert select.select([done], [], [], 30)[0]
