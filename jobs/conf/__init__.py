@@ -55,11 +55,6 @@ class Settings:
     #: A worker whose heartbeat stood still for this long is dead, and its jobs are given back. At least three
     #: heartbeats: else one slow beat makes a live worker look dead. With five, a short outage of the database does not.
     DEAD_AFTER: float = 15.0
-    #: After SIGTERM a worker waits this long for the bodies that run. Then their jobs are handed back (which counts
-    #: as no loss), their processes are killed, and the worker ends. Set it a little below the time after which your
-    #: process manager kills (systemd's TimeoutStopSec, Kubernetes' terminationGracePeriodSeconds). None waits as long
-    #: as the bodies need.
-    STOP_TIMEOUT: float | None = None
 
     #: Whether the commit of a job waits until it is on the server's disk (PostgreSQL). With False a crash of the
     #: server, or a failover to its standby, may undo jobs of the last moment, each with its effects: they run again. A

@@ -149,7 +149,7 @@ class _Text:
 class WorkerState:
     _node = _shared("16s", 0)
     #: On the machine's monotonic clock; 0: not yet.
-    _heartbeat_at, _stop_at, _end_at = (_shared("d", offset) for offset in (16, 24, 32))
+    _heartbeat_at, _stop_at = _shared("d", 16), _shared("d", 24)
     #: Whether a stock task waits for a process: one that is between two jobs offers itself.
     stock_waits = _shared("?", 40)
     #: Whether the worker sends Celery's events (``-E``).
@@ -168,8 +168,6 @@ class WorkerState:
     silence = property(lambda self: time.monotonic() - at if (at := self._heartbeat_at) else 0.0)
     #: Seconds since the worker was told to stop; None if it was not. It outlives a supervisor that dies.
     stopping_for = property(lambda self: time.monotonic() - at if (at := self._stop_at) else None)
-    #: Seconds since the worker was told to stop without waiting for its bodies; None if it was not.
-    ending_for = property(lambda self: time.monotonic() - at if (at := self._end_at) else None)
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, _HEADER + _MAX * _SIZE)
@@ -203,10 +201,6 @@ class WorkerState:
 
     def note_stop(self) -> None:
         self._stop_at = self._stop_at or time.monotonic()
-
-    def note_end(self) -> None:
-        self.note_stop()
-        self._end_at = self._end_at or time.monotonic()
 
     @property
     def queues(self) -> list[str]:

@@ -34,7 +34,6 @@ from jobs.store import databases, heartbeats, identity
 from jobs.store.base import REPLACED
 from jobs.store.databases import SideDatabase
 from jobs.store.identity import NotAdopted
-from jobs.worker import stop
 
 #: Seconds between two looks at the pool's processes, at their deaths and at their time limits: while one is at work,
 #: and while none is.
@@ -251,13 +250,7 @@ class Supervisor:
         while not self._stopping.wait(self._until(pause)):
             slots = worker_state.occupied()
             pause = LOOK if any(slot.phase != IDLE for slot in slots) else IDLE_LOOK
-            stop.end_overdue(self.main_pid)
-            gone = dead(slots)
-            if self._is_prefork:
-                self._enforce_limits(slots)
-                self._have_replaced({slot.pid for slot in slots}, {slot.pid for slot in gone})
-            if gone or any(slot.holds_up for slot in slots):
-                self._fell.set()
+            self._look(slots)
             was_paused, woke = time.monotonic() - woke > LAST_WAIT, time.monotonic()
             if was_paused:
                 # This process or its machine was paused: nothing hangs.
@@ -268,6 +261,14 @@ class Supervisor:
                     "the heartbeat hangs: the supervisor starts again", extra=worker_state.about("supervisor_hangs")
                 )
                 os._exit(1)
+
+    def _look(self, slots: list[Occupied]) -> None:
+        gone = dead(slots)
+        if self._is_prefork:
+            self._enforce_limits(slots)
+            self._have_replaced({slot.pid for slot in slots}, {slot.pid for slot in gone})
+        if gone or any(slot.holds_up for slot in slots):
+            self._fell.set()
 
     def _enforce_limits(self, slots: list[Occupied]) -> None:
         now = time.monotonic()

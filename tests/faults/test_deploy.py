@@ -33,7 +33,7 @@ HAND_BACK = "jobs.maintenance.rescue:OwnJobs.hand_back_all"
 NO_CRASH = Without("jobs.maintenance.rescue:OwnJobs._end", "False", clause="worker_state.stopping_for is not None")
 
 #: A cold stop tells the supervisor before Celery waits for its pool.
-SOFT_SHUTDOWN = Without("jobs.worker.broker:ConsumerStep.__init__.end_soft_shutdown", "wait_for_soft_shutdown()")
+SOFT_SHUTDOWN = Without("jobs.contrib.stopping.stopping:prepare.end_soft_shutdown", "wait_for_soft_shutdown()")
 
 
 def counts() -> set[tuple[int, int, int]]:
@@ -189,7 +189,7 @@ def ignores_sigterm_as_stock(key, started):
     shrug_off_sigterm(started)
 
 
-@guard(Without("jobs.worker.stop:end_overdue", call="os.kill"), case="stock")
+@guard(Without("jobs.contrib.stopping.stopping:end_overdue", call="os.kill"), case="stock")
 @guard(SOFT_SHUTDOWN)
 @pytest.mark.parametrize("stubborn", [again(ignores_sigterm), ignores_sigterm_as_stock], ids=["job", "stock"])
 def test_stopped_cold_while_a_process_does_not_end(ledger, tmp_path, stubborn):
@@ -243,8 +243,8 @@ def test_stopped_cold_in_the_middle_of_a_write(ledger, tmp_path, settings, pool)
     assert deaths() == 0
 
 
-@guard("jobs.worker.stop:end_overdue")
-@guard(Without("jobs.worker.stop:end_overdue", "()", call="worker_state.at_work"))
+@guard("jobs.contrib.stopping.stopping:end_overdue")
+@guard(Without("jobs.contrib.stopping.stopping:end_overdue", "()", call="worker_state.at_work"))
 @guard(NO_CRASH, HAND_BACK)
 def test_time_to_stop_is_over(ledger, tmp_path, settings):
     """A body that does not end in STOP_TIMEOUT: its process is killed, and its job goes back at once.

@@ -52,7 +52,6 @@ celery.worker.autoscale:Autoscaler.qty -                | bootsteps.py: processe
 celery.worker.autoscale:Autoscaler.maybe_scale self     | bootsteps.py: the autoscaler looks without messages, too
 celery.fixups.django:DjangoWorkerFixup.on_task_prerun self sender | bootsteps.py: connections are kept between jobs
 celery.fixups.django:DjangoWorkerFixup.on_task_postrun self sender | bootsteps.py: the same
-celery.worker.worker:WorkController.wait_for_soft_shutdown self | broker.py: a soft stop waits for jobs
 celery.worker.consumer:Consumer.add_task_queue self queue | broker.py: processes claim from the same queues
 celery.worker.consumer:Consumer.cancel_task_queue self queue | broker.py: the same
 celery.app.task:Task._get_app                           | task.py: the app that a task is bound to

@@ -169,37 +169,29 @@ def test_all_processes_share_what_is_said_of_the_worker(worker_state):
         worker_state.note_heartbeat()
         worker_state.note_stop()
 
-    assert (worker_state.silence, worker_state.stopping_for, worker_state.ending_for) == (0.0, None, None)
+    assert (worker_state.silence, worker_state.stopping_for) == (0.0, None)
     forked(tell)
     assert (worker_state.node, worker_state.queues) == (node, ["celery", "mail"])
     assert worker_state.stock_waits
     assert worker_state.wants_events
     assert 0 <= worker_state.silence < 5
     assert 0 <= worker_state.stopping_for < 5
-    assert worker_state.ending_for is None
 
 
 def test_the_first_word_of_a_stop_counts(worker_state):
     worker_state.note_stop()
     time.sleep(0.05)
     worker_state.note_stop()
-    worker_state.note_end()
     assert worker_state.stopping_for >= 0.05
-    assert worker_state.ending_for < 0.05
-
-
-def test_who_has_to_end_at_once_has_to_stop(worker_state):
-    worker_state.note_end()
-    assert worker_state.stopping_for is not None
 
 
 def test_a_wiped_board_is_a_new_workers(worker_state):
     named(worker_state.take())
     worker_state.node, worker_state.queues = uuid.uuid4(), ["mail"]
-    worker_state.note_end()
+    worker_state.note_stop()
     worker_state.wipe()
     assert worker_state.occupied() == []
-    assert (worker_state.stopping_for, worker_state.ending_for, worker_state.silence) == (None, None, 0.0)
+    assert (worker_state.stopping_for, worker_state.silence) == (None, 0.0)
 
 
 def test_many_queues_fit():

@@ -12,7 +12,7 @@ from celery import current_app
 from jobs.models import Job, Node
 from tests import tasks
 from tests.faults.worker import Worker
-from tests.helpers.harness import effects, in_body, wait_ended, wait_state
+from tests.helpers.harness import effects, in_body, wait_ended
 from tests.helpers.servers import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -64,26 +64,6 @@ def test_what_was_claimed_and_not_begun_is_given_back(on, broker, pool, how):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("broker", "pool"), POOLS)
-def test_a_soft_stop_waits_a_while_for_what_runs(on, broker, tmp_path, pool):
-    on(broker)
-    started, gate = tmp_path / "started", tmp_path / "gate"
-    with Worker("-P", pool, concurrency=1, JOBS_TEST_CELERY=json.dumps({"worker_soft_shutdown_timeout": 20})) as worker:
-        job = tasks.waits.delay("a", str(started), str(gate))
-        in_body(job.id, started)
-        worker.main.signal(signal.SIGQUIT)
-        worker.said("Initiating Soft Shutdown")
-        waits = tasks.effect.delay("waits")
-        gate.touch()
-        [done] = wait_ended(job.id)
-        assert (done.state, done.lease) == ("succeeded", 1)
-        worker.process.wait(15)
-    assert Job.objects.get(pk=waits.id).state == "ready"
-    assert effects() == {"a": 1}
-    assert_nothing_counted()
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("broker", ["redis", "jobs"])
 @pytest.mark.parametrize("how", ["replaced", "scaled"])
 def test_a_warm_stop_waits_for_a_process_that_was_made_later(on, broker, how, tmp_path):
@@ -106,20 +86,6 @@ def test_a_warm_stop_waits_for_a_process_that_was_made_later(on, broker, how, tm
         assert [job.state for job in wait_ended(*[job.id for job in jobs])] == ["succeeded"] * 2
         worker.process.wait(20)
     assert not Job.objects.exclude(lease=1).exists()
-    assert_nothing_counted()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stop", [0, 1])
-def test_a_cold_stop_ends_what_runs_and_gives_it_back(tmp_path, stop):
-    """At once, or after the time that a soft one waits; nobody has to be killed for it."""
-    started, gate = tmp_path / "started", tmp_path / "gate"
-    with Worker(concurrency=1, JOBS_TEST_CELERY=json.dumps({"worker_soft_shutdown_timeout": stop})) as worker:
-        job = tasks.waits.delay("a", str(started), str(gate))
-        in_body(job.id, started)
-        worker.main.signal(signal.SIGQUIT)
-        assert worker.process.wait(20) >= 0
-        wait_state(job.id, "ready")
     assert_nothing_counted()
 
 
