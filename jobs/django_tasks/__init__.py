@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-PART_OF = ("jobs.contrib.results", "jobs.signals")
+PART_OF = ("jobs.contrib.results",)
 
 if TYPE_CHECKING:
     from jobs.django_tasks.task_backend import JobsBackend

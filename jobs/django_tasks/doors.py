@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 from jobs.doors import Extension
 
 #: A header of the jobs of Django's tasks: the alias of the backend that it was enqueued with.
 HEADER = "django_task"
+
+#: What Django's signals tell of.
+TOLD = ("started", "succeeded", "failed", "cancelled")
 
 
 def alias_of(job: Any) -> str | None:
@@ -29,6 +33,13 @@ class DjangoTasks(Extension):
         from jobs.django_tasks import task_backend
 
         return task_backend.find(job.task, alias)
+
+    def happened(self, jobs: Iterable[Any], using: str, action: str) -> None:
+        # Without a backend of ours in this process no receiver waits.
+        if (module := sys.modules.get("jobs.django_tasks.task_backend")) is not None and action in TOLD:
+            for job in jobs:
+                if alias_of(job) is not None:
+                    module.tell(job, action)
 
     def imports(self, job: Any) -> bool:
         return alias_of(job) is not None

@@ -18,6 +18,7 @@ same workers run it, and the same admin shows it. Differences from other backend
 from __future__ import annotations
 
 import inspect
+import logging
 import uuid
 from collections.abc import Mapping
 from dataclasses import replace
@@ -30,7 +31,7 @@ from django.apps import apps
 from django.core import checks
 from django.utils.module_loading import import_string
 
-from jobs import signals
+from jobs.conf.logs import log
 from jobs.django_tasks.doors import HEADER, alias_of
 
 if TYPE_CHECKING or django.VERSION >= (6,):
@@ -262,24 +263,11 @@ def _error(error: Mapping[str, Any]) -> TaskError:
 # Django's signals
 
 
-def _tell(theirs: Any, job: Job) -> None:
-    result = result_of(job)
-    theirs.send(type(task_backends[result.backend]), task_result=result)
-
-
-# With names: Django logs that of a receiver that raises, such as for a task whose function is gone.
-
-
-def _tell_started(job: Job, **more: Any) -> None:
-    if alias_of(job) is not None:
-        _tell(task_started, job)
-
-
-def _tell_finished(job: Job, **more: Any) -> None:
-    if alias_of(job) is not None:
-        _tell(task_finished, job)
-
-
-signals.started.connect(_tell_started, weak=False, dispatch_uid=__name__)
-for _ended in (signals.succeeded, signals.failed, signals.cancelled):
-    _ended.connect(_tell_finished, weak=False, dispatch_uid=__name__)
+def tell(job: Job, action: str) -> None:
+    """Tell the receivers of a start, or of an end. What they raise is logged: the function of a task may be gone."""
+    try:
+        result = result_of(job)
+        theirs = task_started if action == "started" else task_finished
+        theirs.send(type(task_backends[result.backend]), task_result=result)
+    except Exception:
+        log(logging.ERROR, job, "a receiver of a signal of Django's tasks failed", "receiver_failed", exc_info=True)

@@ -155,7 +155,8 @@ def report(job: Job, using: str, action: str, text: str, level: int = logging.IN
         error = job.own_error
         assert error is not None
         action, text, level = "failed", f"failed: {error['type']}: {error['message']}", logging.ERROR
-    logs.log(level, job, text, action, **more)
+    if logs.logger.isEnabledFor(level):
+        logs.log(level, job, text, action, **more)
     for happened in extensions.through("happened"):
         happened([job], using, action)
     return action
