@@ -300,7 +300,7 @@ def test_rings_lost(ledger, monkeypatch):
         assert ledger.longest_wait() < conf().POLL_INTERVAL + SLACK
 
 
-@guard(Without("jobs.lifecycle.claims:Claimer.take", "if False and", clause="if after and"))
+@guard(Without("jobs.contrib.short_looks.claims:ShortClaimer.in_order", "if False and", clause="if after and"))
 def test_a_transaction_left_idle_in_another_session(ledger, database):
     """As long as it is open nothing can be vacuumed that jobs leave behind: here three versions of 20,000 rows.
 
