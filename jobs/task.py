@@ -24,7 +24,6 @@ from jobs.calling import calls, outbox
 from jobs.conf import celery_releases, is_eager, is_stock, problems, sentry, task_options
 from jobs.errors import Replaced, UniqueTaken
 from jobs.execution import pipeline
-from jobs.execution.deferred_commit import Commit
 from jobs.idempotency.keys import KeyTemplate, template_of
 from jobs.lifecycle.run import Run, current_job
 from jobs.models import Job
@@ -375,10 +374,7 @@ class Task(celery.Task):
             TypeError: what is given is no function, or an ``async def``. A job also fails with it if its body does not
                 return what this method returned: only what is returned is called.
         """
-        made = Commit(function, args, kwargs)
-        if (run := self._run) is not None:
-            run.promised = made
-        return made
+        return extensions.instead(pipeline.commit)(self._run, function, args, kwargs)
 
     def checkpoint(self) -> None:
         """Ask, in a long body, whether to go on; costs two small queries. Does nothing in a plain call.
@@ -439,8 +435,7 @@ class Task(celery.Task):
         if self._is_message():
             return extensions.instead(pipeline.receive)(self, self.request_stack.top, args, kwargs)
         with _apart():
-            result = super().__call__(*args, **kwargs)
-            return result.alone() if isinstance(result, Commit) else result
+            return extensions.instead(pipeline.returned)(None, super().__call__(*args, **kwargs))
 
     def _is_message(self) -> bool:
         """Whether Celery's worker calls it, for a message by name. A run calls the body itself.

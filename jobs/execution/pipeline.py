@@ -31,7 +31,6 @@ from jobs.conf.logs import log
 from jobs.conf.syncpoints import reach
 from jobs.errors import LostLease, Replaced
 from jobs.execution import finish, tracer
-from jobs.execution.deferred_commit import Commit
 from jobs.idempotency import markers
 from jobs.idempotency.keys import fingerprint
 from jobs.lifecycle import transitions
@@ -301,10 +300,7 @@ def call_body(run: Run, args: Any, kwargs: Any) -> None:
     try:
         run.slot.enter(BODY)
         run.result = (run.body or run.task.own_call or run.task.run)(*args, **kwargs)
-        if isinstance(run.result, Commit):
-            run.result = run.result.within(run.is_atomic)
-        elif run.promised is not None and not run.promised.is_called:
-            raise TypeError("the body did not return what self.commit() gave it, so it would do nothing: return it")
+        run.result = extensions.instead(returned)(run, run.result)
     except Replaced as exc:
         run.replacement = exc.signature
     except NotHere as exc:
@@ -319,6 +315,16 @@ def call_body(run: Run, args: Any, kwargs: Any) -> None:
         run.slot.enter(NAMED)
     if run.result is not None:
         check_returned(run.result)
+
+
+def commit(run: Run | None, function: Any, args: Any, kwargs: Any) -> Any:
+    """What ``Task.commit`` gives a body to return."""
+    raise RuntimeError("nothing here calls what a body gives to self.commit()")
+
+
+def returned(run: Run | None, result: Any) -> Any:
+    """The result, if a body returned this. An extension does what is left to do. None: it was a plain call."""
+    return result
 
 
 def _complete_anyhow(run: Run, complete: Callable[[], bool]) -> None:
@@ -420,11 +426,15 @@ def check_returned(result: Any) -> None:
         # Else Python warns that it was never awaited.
         result.close()
     is_generator = inspect.isgenerator(result) or inspect.isasyncgen(result)
-    if inspect.isawaitable(result) or is_generator or isinstance(result, Commit):
-        raise TypeError(
-            f"the body returned {safe_repr(result)}, which nobody awaits or iterates over: what is in it never ran; "
-            "await it (a plain body calls it with async_to_sync of asgiref.sync), or make a list of it"
-        )
+    if inspect.isawaitable(result) or is_generator:
+        raise not_run(result)
+
+
+def not_run(result: Any) -> TypeError:
+    return TypeError(
+        f"the body returned {safe_repr(result)}, which nobody awaits or iterates over: what is in it never ran; "
+        "await it (a plain body calls it with async_to_sync of asgiref.sync), or make a list of it"
+    )
 
 
 def look_after(run: Run) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 from celery.exceptions import TaskPredicate
 
+from jobs.contrib.aio.commits import Commit
 from jobs.errors import Replaced
-from jobs.execution.deferred_commit import Commit
 from jobs.lifecycle.run import Run, Suspended, on_thread
 from jobs.lifecycle.worker_state import AWAITS, BODY
 from jobs.models.values import decoded

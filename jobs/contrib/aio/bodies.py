@@ -28,11 +28,11 @@ from jobs.conf.logs import log, logger
 from jobs.contrib.aio import blocked
 from jobs.contrib.aio.awaited import Awaited
 from jobs.contrib.aio.celery_stacks import owner
+from jobs.contrib.aio.commits import Commit
 from jobs.contrib.aio.runner import AsyncRunner
 from jobs.contrib.aio.slots import take_block, wished
 from jobs.errors import Cancel, LostLease
 from jobs.execution import pipeline
-from jobs.execution.deferred_commit import Commit
 from jobs.lifecycle import wakeups
 from jobs.lifecycle.run import Run, current_run
 from jobs.lifecycle.wakeups import Wakeup

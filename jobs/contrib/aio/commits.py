@@ -9,6 +9,8 @@ from typing import Any
 from asgiref.sync import iscoroutinefunction
 from django.db import transaction
 
+from jobs.execution import pipeline
+from jobs.lifecycle.run import Run
 from jobs.store.databases import job_alias
 
 
@@ -53,3 +55,24 @@ class Commit:
         """Call it in a transaction of its own: a plain call has no job to complete."""
         with transaction.atomic(using=job_alias()):
             return self.within(is_atomic=True)
+
+
+def commit(run: Run | None, function: Callable[..., Any] | None, args: Any, kwargs: Any) -> Commit:
+    """See ``jobs.Task.commit``."""
+    made = Commit(function, args, kwargs)
+    if run is not None:
+        run.promised = made
+    return made
+
+
+def returned(run: Run | None, result: Any) -> Any:
+    """See ``pipeline.returned``."""
+    if not isinstance(result, Commit):
+        if run is not None and run.promised is not None and not run.promised.is_called:
+            raise TypeError("the body did not return what self.commit() gave it, so it would do nothing: return it")
+        return result
+    if run is None:
+        return result.alone()
+    if isinstance(result := result.within(run.is_atomic), Commit):
+        raise pipeline.not_run(result)
+    return result

@@ -16,7 +16,7 @@ from asgiref.sync import iscoroutinefunction, sync_to_async
 from jobs.conf import is_stock, problems
 from jobs.contrib.aio import inline
 from jobs.contrib.aio.celery_stacks import own_stacks
-from jobs.execution.deferred_commit import Commit
+from jobs.contrib.aio.commits import Commit
 from jobs.lifecycle.run import current_run
 
 

@@ -10,7 +10,11 @@ from jobs.doors import Extension
 
 class Aio(Extension):
     looks = {"is_asked_to_end": "jobs_cancellation"}
-    instead = {"jobs.worker.supervisor.Supervisor": "jobs.contrib.aio.supervisor.AskingSupervisor"}
+    instead = {
+        "jobs.execution.pipeline.commit": "jobs.contrib.aio.commits.commit",
+        "jobs.execution.pipeline.returned": "jobs.contrib.aio.commits.returned",
+        "jobs.worker.supervisor.Supervisor": "jobs.contrib.aio.supervisor.AskingSupervisor",
+    }
 
     def starting(self, worker: Any) -> None:
         # It makes memory that the worker's processes share.
