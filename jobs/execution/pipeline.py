@@ -27,7 +27,7 @@ from django.db.utils import Error, ProgrammingError
 from jobs import extensions, store
 from jobs.calling import calls, request
 from jobs.conf import sentry
-from jobs.conf.logs import log
+from jobs.conf.logs import log, logger
 from jobs.conf.syncpoints import reach
 from jobs.errors import LostLease, Replaced
 from jobs.execution import finish, tracer
@@ -39,8 +39,6 @@ from jobs.lifecycle.worker_state import BODY, NAMED
 from jobs.models import Job, State
 from jobs.models.values import decoded, safe_repr
 from jobs.store import databases
-
-logger = logging.getLogger("jobs")
 
 #: The longest pauses, in seconds, before a body that met a conflict is run again under the same claim.
 RERUNS = (0.02, 0.1, 0.5, 2.0)
@@ -106,7 +104,8 @@ def _call(run: Run) -> Steps:
         with extensions.around("around", run):
             if "v" in job.options and calls.is_newer(job.options):
                 finish.finish(run, NotHere("it is of a later release"))
-            log(logging.DEBUG, job, "started", "started")
+            if logger.isEnabledFor(logging.DEBUG):
+                log(logging.DEBUG, job, "started", "started")
             for happened in extensions.through("happened"):
                 happened([job], run.using, "started")
             # Code in the body that asks for the current run gets this one.
