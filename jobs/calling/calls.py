@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import datetime
-import re
 import uuid
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -18,8 +17,6 @@ from celery.backends.rpc import RPCBackend
 from celery.utils.functional import maybe_list
 from celery.utils.time import maybe_iso8601
 from django.utils import timezone
-from kombu.common import Broadcast
-from kombu.transport.virtual.exchange import TopicExchange
 
 from jobs import extensions
 from jobs.calling import outbox
@@ -139,7 +136,7 @@ def terms(task: Any, args: Any, kwargs: Any, given: Mapping[str, Any]) -> Terms:
     row = {
         "id": key,
         "task": task.name,
-        "queue": _queue_name(app, options, kept, is_queue_given),
+        "queue": extensions.instead(queue_name)(app, options, kept, is_queue_given),
         "priority": priority,
         "rank": rank_of(app, priority) if priority else 0,
         "retries": options.get("retries") or 0,
@@ -239,47 +236,20 @@ def name_of(queue: kombu.Queue | str | None) -> str:
     return plain(queue.name if isinstance(queue, kombu.Queue) else queue) if queue else ""
 
 
-def _queue_name(app: Celery, options: Mapping[str, Any], kept: dict[str, Any], is_given: bool) -> str:
-    """The name of the queue that a call goes to: the given one, else the route's, else the default."""
-    queue, exchange, routing_key = options.get("queue"), options.get("exchange"), options.get("routing_key")
-    if isinstance(queue, Broadcast) or isinstance(exchange, Broadcast):
-        raise ValueError(
-            f"queue={queue!r} cannot be kept: a job is run once, and not by every worker; "
-            "leave the task to Celery with JOBS['EXCLUDE']"
-        )
-    if isinstance(queue, kombu.Queue) and queue.name not in app.amqp.queues:
-        raise ValueError(f"queue={queue!r} cannot be kept: add it to the setting task_queues, then pass its name")
-    name = getattr(exchange, "name", exchange) or ""
-    if name and (bound := bound_queue(app, name, routing_key)) is not None:
-        kept |= {"exchange": name, "routing_key": routing_key or bound.routing_key}
-        return str(bound.name)
-    if name and not is_given:
-        raise ValueError(
-            f"exchange={name!r}, routing_key={routing_key!r} cannot be kept: no queue of the setting task_queues is "
-            "bound so; pass queue="
-        )
-    if not name and isinstance(queue, kombu.Queue) and queue.exchange.type != "direct":
-        kept |= {"exchange": queue.exchange.name, "routing_key": routing_key or queue.routing_key}
+def queue_name(app: Celery, options: Mapping[str, Any], kept: dict[str, Any], is_given: bool) -> str:
+    """The name of the queue that a call goes to: the given one, else the route's, else the default.
+
+    Parameters:
+        kept: what the row keeps of the call. An extension adds how the call was routed.
+        is_given: the caller named the queue.
+    """
+    queue = options.get("queue")
     given = queue.name if isinstance(queue, kombu.Queue) else queue
     # As name_of(), without its two calls: each delay() comes here.
-    chosen = str(getattr(given, "value", given) or routing_key or app.conf.task_default_queue)
+    chosen = str(getattr(given, "value", given) or options.get("routing_key") or app.conf.task_default_queue)
     if len(chosen) > 255 or "\0" in chosen:
         raise ValueError(f"queue={chosen[:40]!r} must be a name of at most 255 characters, none of them NUL")
     return chosen
-
-
-def bound_queue(app: Celery, exchange: str, routing_key: str | None) -> kombu.Queue | None:
-    """The app's queue that gets what is sent to the exchange with this routing key."""
-    for queue in app.amqp.queues.values():
-        if queue.exchange.name != exchange:
-            continue
-        if routing_key is None or routing_key == queue.routing_key:
-            return queue
-        if queue.exchange.type == "topic":
-            pattern = TopicExchange.key_to_pattern(TopicExchange, queue.routing_key)
-            if re.match(pattern, routing_key):
-                return queue
-    return None
 
 
 def within(value: Any, least: int) -> int | None:

@@ -148,6 +148,11 @@ def comparable(app: Celery, context: dict[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(context, default=str))
 
 
+ROUTES = {
+    "exchange and routing key": {"exchange": "topics", "routing_key": "topical.x"},
+    "topic queue": {"queue": "topical"},
+}
+
 OPTIONS = {
     "plain": {},
     "kwargs": {"kwargs": {"y": 2}},
@@ -160,8 +165,6 @@ OPTIONS = {
     "headers": {"headers": {"tenant": "acme", "nested": {"a": 1}}},
     "shadow": {"shadow": "another name"},
     "ignore_result": {"ignore_result": True},
-    "exchange and routing key": {"exchange": "topics", "routing_key": "topical.x"},
-    "topic queue": {"queue": "topical"},
     "compression": {"compression": "zlib"},
     "delivery mode": {"delivery_mode": 1},
     "reply_to": {"reply_to": "my-reply-queue"},

@@ -15,8 +15,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DataError, Error, IntegrityError, transaction
 from django.utils import timezone
 
-from jobs import store
-from jobs.calling.calls import bound_queue, rank_of, within
+from jobs import extensions, store
+from jobs.calling.calls import rank_of, within
 from jobs.conf import celery_app, conf
 from jobs.conf.logs import log, logger
 from jobs.conf.syncpoints import reach
@@ -122,8 +122,9 @@ def _stated(request: Any, delivery: Mapping[str, Any]) -> dict[str, Any]:
 def _arrived_by(app: Any, delivery: Mapping[str, Any]) -> Any:
     """The queue that a message came from; the message only names the exchange and routing key it was sent to."""
     exchange, routing_key = delivery.get("exchange"), delivery.get("routing_key")
-    if app is not None and exchange and (bound := bound_queue(app, str(exchange), routing_key)) is not None:
-        return bound.name
+    for look in extensions.through("bound") if app is not None and exchange else ():
+        if (bound := look(app, str(exchange), routing_key)) is not None:
+            return bound.name
     # The default exchange routes by the queue's name. With a foreign binding, the worker that got the message runs it.
     consumed = worker_state.queues
     return consumed[0] if exchange and consumed and routing_key not in consumed else routing_key

@@ -14,7 +14,6 @@ import pytest
 from celery import current_app, shared_task
 from django.db import InterfaceError, InternalError, OperationalError, connection, transaction
 from django.utils import timezone
-from kombu import Exchange, Queue
 
 import jobs
 from jobs import store
@@ -655,18 +654,6 @@ def test_max_crashes_is_a_number(wrong):
     with pytest.raises(ValueError, match="max_crashes.*above 0"):
         current_app.task(name="tests.bad_crashes", max_crashes=wrong, shared=False, lazy=False)(body)
     current_app.tasks.pop("tests.bad_crashes", None)
-
-
-def test_a_retry_stays_in_its_queue_behind_a_topic_exchange(monkeypatch):
-    """Celery routes it by its address, from which it takes another queue's name."""
-    topical = Queue("topical", Exchange("topics", type="topic"), routing_key="topical.#")
-    monkeypatch.setitem(current_app.amqp.queues, "topical", topical)
-    result = tasks.retries.apply_async(("a", 1), exchange="topics", routing_key="topical.x")
-    before = Job.objects.get()
-    assert before.queue == "topical"
-    assert deliver(result)[0] == "RETRY"
-    job = Job.objects.get()
-    assert (job.queue, job.options) == (before.queue, {**before.options, "eta": True})
 
 
 def test_errors_keep_the_first_and_the_last():
