@@ -49,9 +49,6 @@ READY = f"""(
 #: Whether any job runs, read from the index of running jobs.
 RUNS = "SELECT 1 FROM jobs_job WHERE state = 'running' ORDER BY node_id LIMIT 1"
 
-#: What a worker says of a file that is not the one it has open.
-REPLACED = "the database's file was replaced while the worker runs"
-
 #: How many queues one statement asks about, a column each: whether a job waits there.
 COLUMNS = 500
 
@@ -155,10 +152,6 @@ class Store:
     @property
     def name(self) -> str:
         return str(self.connection.vendor)
-
-    def is_replaced(self) -> bool:
-        """Whether another database is now in the place of the one that is connected."""
-        return False
 
     def complete_schema(self, models: Iterable[Any]) -> None:
         """Make the indexes and constraints that Django leaves out on this database."""

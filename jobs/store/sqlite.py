@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 import uuid
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
 
-from django.db import OperationalError
 from django.db.models import BooleanField, DateTimeField, UUIDField
 
 from jobs import extensions
@@ -74,35 +72,12 @@ def _decoders() -> dict[str, Callable[[Any], Any]]:
     return found
 
 
-def _file_of(connection: Any) -> int | None:
-    """The file at the database's path (its inode); None: there is none, or the database is in memory."""
-    with suppress(OSError):
-        return os.stat(connection.settings_dict["NAME"]).st_ino
-    return None
-
-
 class SQLite(base.Store):
     now = NOW
     has_one_writer = compares = True
     ignoring = ("INSERT OR IGNORE", "")
 
-    def prepare(self, connection: Any) -> None:
-        connection.jobs_file = _file_of(connection)
-
-    def is_replaced(self) -> bool:
-        """A connection would use the old file for ever, and nobody would see what it does there."""
-        connection = self.connection
-        was = getattr(connection, "jobs_file", None) if connection.connection is not None else None
-        return was is not None and _file_of(connection) not in (None, was)
-
-    def with_ready(self, queues: Sequence[str]) -> list[str]:
-        if self.is_replaced():
-            raise OperationalError(base.REPLACED)
-        return super().with_ready(queues)
-
     def claim(self, claim: Claim) -> list[Job]:
-        if self.is_replaced():
-            raise OperationalError(base.REPLACED)
         if claim.order is not None:
             return super().claim(claim)
         words = {"without": ", ".join(["%s"] * len(claim.without))}

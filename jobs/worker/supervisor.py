@@ -24,14 +24,13 @@ from django.db import DataError, Error
 from django.db.models.functions import Coalesce, Now
 from django.utils.module_loading import import_string
 
-from jobs import __version__, doors, extensions, store
+from jobs import __version__, doors, extensions
 from jobs.conf import conf
 from jobs.conf.logs import logger
 from jobs.lifecycle.worker_state import BODY, IDLE, Occupied, dead, is_alive, worker_state
 from jobs.maintenance import clock, rescue, turn
 from jobs.models import Node
 from jobs.store import databases, heartbeats, identity
-from jobs.store.base import REPLACED
 from jobs.store.databases import SideDatabase
 from jobs.store.identity import NotAdopted
 
@@ -171,10 +170,6 @@ class Supervisor:
                 logger.debug("a body said what cannot be kept", exc_info=True, extra=worker_state.about("said_refused"))
 
     def _heartbeat(self) -> None:
-        if any(store.of(alias).is_replaced() for alias in conf().DATABASES):
-            # As at a worker's start: this node is not known there, and the jobs there may be a copy's.
-            logger.error("%s: the supervisor starts again", REPLACED, extra=worker_state.about("database_replaced"))
-            os._exit(1)
         if not self._registered:
             self._register()
         elif not heartbeats.send(self._side, worker_state.node):
