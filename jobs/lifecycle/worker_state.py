@@ -32,12 +32,11 @@ _PIDS = _LIMITS_AT + 16 + _DOCUMENT
 #: How often a document is read again while another process writes it, a millisecond apart.
 _READS = 50
 
-#: Phase, lease, token of the row, token of its claim, began, soft limit, hard limit, job; then a text for people, and
-#: what the body says of itself.
+#: Phase, lease, token of the row, token of its claim, began, soft limit, hard limit, job; then a text for
+#: people.
 _SLOT = struct.Struct("<qqqqddd16s")
 _TEXT = struct.Struct("1000s")
-_SAID_AT, _SAID_MOST = _SLOT.size + _TEXT.size, 2000
-_SIZE = _SAID_AT + 16 + _SAID_MOST
+_SIZE = _SLOT.size + _TEXT.size
 
 #: A process waits; it claims, or is between two jobs; it has a job; it is in the body; the body, one of several of the
 #: process, waits for something.
@@ -48,10 +47,10 @@ MAX_PROCESSES = 1024
 
 #: Behind them are the slots for processes that have several bodies. Each takes a block of slots.
 MAX_SHARED = 8192
-_MAX = MAX_PROCESSES + MAX_SHARED
+MAX_SLOTS = MAX_PROCESSES + MAX_SHARED
 
-_STARTS = _PIDS + 8 * _MAX
-_HEADER = _STARTS + 8 * _MAX
+_STARTS = _PIDS + 8 * MAX_SLOTS
+_HEADER = _STARTS + 8 * MAX_SLOTS
 
 #: Why a body should end.
 CANCELLED, REVOKED, KILLED = "Cancelled", "Revoked", "Killed"
@@ -117,7 +116,7 @@ def _shared(kind: str, offset: int) -> Any:
     return property(read, write)
 
 
-class _Text:
+class Text:
     """A text that one process writes and other ones read. Before it: its version, odd while it is written; its length.
 
     Race: a writer that dies in between leaves an odd version, and the next one writes over it.
@@ -170,7 +169,7 @@ class WorkerState:
     stopping_for = property(lambda self: time.monotonic() - at if (at := self._stop_at) else None)
 
     def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, _HEADER + _MAX * _SIZE)
+        self._memory = mmap.mmap(-1, _HEADER + MAX_SLOTS * _SIZE)
         self.pids = memoryview(self._memory)[_PIDS:_STARTS].cast("q")
         self._starts = memoryview(self._memory)[_STARTS:_HEADER].cast("q")
         self._lock = threading.Lock()
@@ -178,10 +177,10 @@ class WorkerState:
         self._found: tuple[bytes, list[int]] = (b"", [])
         #: A file that processes lock to take turns.
         self._turn: Any = getattr(os, "memfd_create", lambda name: tempfile.mkstemp()[0])("jobs")
-        self._queues = _Text(self._memory, _QUEUES_AT, _DOCUMENT)
-        self._limits = _Text(self._memory, _LIMITS_AT, _DOCUMENT)
+        self._queues = Text(self._memory, _QUEUES_AT, _DOCUMENT)
+        self._limits = Text(self._memory, _LIMITS_AT, _DOCUMENT)
         #: The documents as this process has read them: the version and the value of each.
-        self._known: dict[_Text, tuple[int, Any]] = {self._queues: (0, []), self._limits: (0, {})}
+        self._known: dict[Text, tuple[int, Any]] = {self._queues: (0, []), self._limits: (0, {})}
 
     @property
     def node(self) -> uuid.UUID:
@@ -220,7 +219,7 @@ class WorkerState:
     def limits(self, given: dict[str, Any]) -> None:
         self._write(self._limits, given)
 
-    def _read(self, document: _Text) -> Any:
+    def _read(self, document: Text) -> Any:
         for _ in range(_READS):
             if document.version == self._known[document][0]:
                 break
@@ -231,7 +230,7 @@ class WorkerState:
                 self._known[document] = version, json.loads(text)
         return self._known[document][1]
 
-    def _write(self, document: _Text, value: Any) -> None:
+    def _write(self, document: Text, value: Any) -> None:
         text = json.dumps(value).encode()
         if len(text) > document.most:
             raise ValueError(
@@ -275,7 +274,7 @@ class WorkerState:
         """The slots of all processes, also of those that wait."""
         pids = self._memory[_PIDS : _STARTS if self.has_blocks else _PIDS + 8 * MAX_PROCESSES]
         if pids != (found := self._found)[0]:
-            self._found = found = pids, [*compress(range(_MAX), memoryview(pids).cast("q"))]
+            self._found = found = pids, [*compress(range(MAX_SLOTS), memoryview(pids).cast("q"))]
         return [self.read(index) for index in found[1]]
 
     def at_work(self) -> list[Occupied]:
@@ -303,20 +302,6 @@ class WorkerState:
             # The process writes at this moment.
             return {}
         return about if about.get("id") == str(slot.job) else {}
-
-    def said(self, known: dict[int, int]) -> Iterator[bytes]:
-        """What bodies have said since; ``known`` keeps for the reader which version it has read of each slot."""
-        for slot in self.occupied():
-            version, text = self._said(slot.index).read()
-            # Race: the body says something else at this moment, which is heard the next time.
-            if text is None or version == known.get(slot.index, 0):
-                continue
-            if text:
-                yield text
-            known[slot.index] = version
-
-    def _said(self, index: int) -> _Text:
-        return _Text(self._memory, _HEADER + index * _SIZE + _SAID_AT, _SAID_MOST)
 
     def clear(self, slot: Occupied) -> None:
         self.pids[slot.index] = 0
@@ -375,12 +360,6 @@ class ProcessState:
     def retoken(self, token: int) -> None:
         """The job has a token of its own. What waits behind it keeps that of the claim."""
         struct.pack_into("<q", self._memory, self._offset + 16, token)
-
-    def say(self, text: bytes) -> bool:
-        """Leave a text for the supervisor, which writes it within a second; False: too long, or no supervisor."""
-        is_heard = self._worker_state.silence > 0 and len(text) <= _SAID_MOST
-        self._worker_state._said(self.index).write(text if is_heard else b"")
-        return is_heard
 
     def enter(self, phase: int) -> None:
         """The process enters its job's body (``BODY``), where a soft time limit strikes, or leaves it (``NAMED``)."""

@@ -26,6 +26,7 @@ from jobs.lifecycle.worker_state import worker_state
 from jobs.store.identity import Identity, NotAdopted
 from jobs.worker import executors, pool, runner
 from jobs.worker.broker import ConsumerStep, repeat
+from jobs.worker.supervisor import Supervisor
 from jobs.worker.watchdog import supervisor
 
 #: Seconds between two complaints while the database cannot be reached at the start of a worker, and between two looks
@@ -48,7 +49,7 @@ class NodeStep(bootsteps.StartStopStep):
         is_prefork = issubclass(parent.pool_cls, prefork.TaskPool)
         kind = "prefork" if is_prefork else parent.pool_cls.__module__.rpartition(".")[2]
         # Import what each process would import for itself, also what sets its parent-death signal (cffi).
-        for own in (runner.Runner, Claimer, Identity):
+        for own in (runner.Runner, Claimer, Identity, Supervisor):
             extensions.instead(own)
         extensions.through("around")
         for alias in conf().DATABASES:

@@ -20,7 +20,7 @@ from itertools import chain
 from queue import SimpleQueue
 from typing import Any
 
-from django.db import DataError, Error
+from django.db import Error
 from django.db.models.functions import Coalesce, Now
 from django.utils.module_loading import import_string
 
@@ -38,8 +38,6 @@ from jobs.store.identity import NotAdopted
 #: and while none is.
 LOOK, IDLE_LOOK = 0.2, 0.5
 
-#: Seconds between two looks at what the bodies say of themselves.
-NOTES = 1.0
 
 #: The signal that tells the worker's main process of a dead process that it did not replace; a process without a
 #: handler ignores it. Then the seconds that it has to replace one by itself, and between two such signals.
@@ -50,10 +48,6 @@ LAST_WAIT = 5.0
 
 #: What the supervisor says when its node is in the database. Anything else is the reason why it is not.
 REGISTERED = b"1"
-
-
-def keep(database: SideDatabase, text: bytes) -> None:
-    """An extension keeps what a body said of itself; ``DataError``: it cannot be kept."""
 
 
 class Supervisor:
@@ -75,8 +69,6 @@ class Supervisor:
         self._said: tuple[list[str], bool] | None = None
         self._saying = threading.Lock()
         self._unread = b""
-        #: For each slot: the version of what its body said last.
-        self._heard: dict[int, int] = {}
         #: The calls that the worker's main process asked for: a function's path, and its arguments.
         self._wanted: SimpleQueue[list[Any]] = SimpleQueue()
         self._is_prefork = node["pool"] == "prefork"
@@ -98,14 +90,9 @@ class Supervisor:
             threads.append(threading.Thread(target=self._extension, args=[run], name=name, daemon=True))
         for thread in threads:
             thread.start()
-        next_heartbeat = next_look = 0.0
-        has_written = False
-        while self._listen(min(next_look, next_heartbeat) - time.monotonic()):
+        next_heartbeat = 0.0
+        while self._listen(next_heartbeat - time.monotonic()):
             self._last_look = time.monotonic()
-            if time.monotonic() >= next_look:
-                next_look = time.monotonic() + self._until(NOTES)
-                if has_written:
-                    has_written = self._try(self._pass_on)
             if time.monotonic() >= next_heartbeat:
                 # A beat that failed is repeated soon: nothing is claimed here as long as the node is silent.
                 has_written = self._try(self._heartbeat)
@@ -159,15 +146,6 @@ class Supervisor:
         if (now.pid, now.job, now.lease) == (slot.pid, slot.job, slot.lease):
             self._own.expect_end(slot, kind, text)
             slot.signal(number)
-
-    def _pass_on(self) -> None:
-        """Write what the bodies say of themselves."""
-        for text in worker_state.said(self._heard):
-            try:
-                extensions.instead(keep)(self._side, text)
-            except DataError:
-                # A text that the database refuses must not keep other texts from being written.
-                logger.debug("a body said what cannot be kept", exc_info=True, extra=worker_state.about("said_refused"))
 
     def _heartbeat(self) -> None:
         if not self._registered:

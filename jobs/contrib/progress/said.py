@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from jobs.conf import conf
 from jobs.contrib.redaction.display import shown
 from jobs.contrib.results import store
+from jobs.contrib.results.said import leave
 from jobs.lifecycle.run import Run
 from jobs.models import Job, State
 from jobs.models.values import scrub
@@ -51,7 +52,7 @@ def say(run: Run, done: float, total: float | None, text: str) -> None:
     result = {"current": done, "total": total, "percent": said.percent, "description": said.text}
     meta = json.dumps({"status": PROGRESS, "result": result, "traceback": None, "children": []}, ensure_ascii=False)
     key, lease = run.job.task_id, run.job.lease
-    if not run.slot.say(store.packed(key, meta, KEPT, lease)):
+    if not leave(run.slot, store.packed(key, meta, KEPT, lease)):
         run.aside(lambda: store.Store().write(key, meta, KEPT, lease))
 
 

@@ -24,6 +24,7 @@ from jobs.conf import conf
 from jobs.contrib.results import store
 from jobs.contrib.results.endings import exception_of
 from jobs.contrib.results.listener import ResultListener
+from jobs.contrib.results.said import leave
 from jobs.contrib.results.store import Store
 from jobs.models import ENDED, LIVE, WAITING, Job, State
 from jobs.models.values import as_uuid, decoded
@@ -97,7 +98,7 @@ class Backend(BaseBackend):
         **kwargs: Any,
     ) -> None:
         meta = self.encode({**self._get_result_meta(result, state, traceback, request), "task_id": task_id})
-        if slot is None or not slot.say(store.packed(task_id, meta, self.expires, kwargs["lease"])):
+        if slot is None or not leave(slot, store.packed(task_id, meta, self.expires, kwargs["lease"])):
             self._store.write(task_id, meta, self.expires, **kwargs)
 
     def process_cleanup(self) -> None:

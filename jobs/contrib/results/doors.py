@@ -13,7 +13,7 @@ from jobs.lifecycle.worker_state import worker_state
 class Results(Extension):
     instead = {
         "jobs.execution.tracer.NoBackend": "jobs.contrib.results.backend.Backend",
-        "jobs.worker.supervisor.keep": "jobs.contrib.results.store.write_said",
+        "jobs.worker.supervisor.Supervisor": "jobs.contrib.results.keeping.Keeping",
     }
 
     def ready(self) -> None:

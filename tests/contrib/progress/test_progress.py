@@ -18,16 +18,16 @@ from django.template import Context, Template
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from jobs import extensions
 from jobs.contrib.progress import public
 from jobs.contrib.progress import said as progress
 from jobs.contrib.results import store as results
+from jobs.contrib.results.keeping import Keeping
+from jobs.contrib.results.said import SIZE, heard, leave, memory
 from jobs.errors import LostLease
 from jobs.lifecycle import transitions
-from jobs.lifecycle.worker_state import _SAID_AT, worker_state
+from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job
 from jobs.store import databases
-from jobs.worker import supervisor
 from tests import tasks
 from tests.helpers.concurrency import end_session
 from tests.helpers.gates import once_only, wait_for_file
@@ -56,37 +56,37 @@ def slot():
 
 def test_only_the_last_word_is_heard_and_once(slot):
     known: dict[int, int] = {}
-    list(worker_state.said(known))
+    list(heard(known))
     worker_state.note_heartbeat()
     for number in range(1000):
-        assert slot.say(str(number).encode())
-    assert list(worker_state.said(known)) == [b"999"]
-    assert list(worker_state.said(known)) == []
+        assert leave(slot, str(number).encode())
+    assert list(heard(known)) == [b"999"]
+    assert list(heard(known)) == []
 
 
 def test_what_nobody_would_write_is_not_taken(slot):
     known: dict[int, int] = {}
-    list(worker_state.said(known))
-    assert not slot.say(b"no supervisor beats")
+    list(heard(known))
+    assert not leave(slot, b"no supervisor beats")
     worker_state.note_heartbeat()
-    assert not slot.say(b"x" * 2001)
-    assert list(worker_state.said(known)) == []
+    assert not leave(slot, b"x" * 2001)
+    assert list(heard(known)) == []
     # It takes back what was not heard yet: the caller writes the newer word by itself.
-    slot.say(b"old")
-    assert not slot.say(b"x" * 2001)
-    assert list(worker_state.said(known)) == []
+    leave(slot, b"old")
+    assert not leave(slot, b"x" * 2001)
+    assert list(heard(known)) == []
 
 
 def test_a_word_in_which_the_process_died_is_not_heard(slot):
     known: dict[int, int] = {}
-    list(worker_state.said(known))
+    list(heard(known))
     worker_state.note_heartbeat()
-    slot.say(b"whole")
-    place = slot._offset + _SAID_AT
-    slot._memory[place] = slot._memory[place] | 1
-    assert list(worker_state.said(known)) == []
-    slot.say(b"next")
-    assert list(worker_state.said(known)) == [b"next"]
+    leave(slot, b"whole")
+    place = slot.index * SIZE
+    memory[place] = memory[place] | 1
+    assert list(heard(known)) == []
+    leave(slot, b"next")
+    assert list(heard(known)) == [b"next"]
 
 
 # From the body to people
@@ -122,7 +122,7 @@ def test_progress_is_seen_while_the_transaction_of_the_body_is_open(tmp_path, ca
 def test_a_word_costs_the_body_no_statement(node):
     worker_state.note_heartbeat()
     known: dict[int, int] = {}
-    list(worker_state.said(known))
+    list(heard(known))
     counts = []
     for times in (1, 1000):
         job = claim(says.delay(times=times).id)
@@ -189,34 +189,34 @@ def test_a_zombie_that_writes_by_itself_does_not_overwrite_a_later_run():
 
 def test_what_one_body_says_does_not_keep_others_from_being_heard(slot, monkeypatch):
     """It cannot be kept: an id that is longer than the column, say."""
-    other, heard = worker_state.take(), []
-    process = supervisor.Supervisor(os.getpid(), {"pool": "prefork"}, -1, -1)
+    other, written = worker_state.take(), []
+    process = Keeping(os.getpid(), {"pool": "prefork"}, -1, -1)
 
     def write(side, text):
         if b"bad" in text:
             raise DataError("value too long")
-        heard.append(text)
+        written.append(text)
 
-    monkeypatch.setattr(extensions, "instead", lambda own: write)
+    monkeypatch.setattr(results, "write_said", write)
     try:
         process._pass_on()
-        del heard[:]
+        del written[:]
         worker_state.note_heartbeat()
         for each in (slot, other):
-            assert each.say(b"bad")
+            assert leave(each, b"bad")
         process._pass_on()
         for each in (slot, other):
-            assert each.say(b"good")
+            assert leave(each, b"good")
         process._pass_on()
-        assert slot.say(b"bad")
-        assert other.say(b"better")
+        assert leave(slot, b"bad")
+        assert leave(other, b"better")
         process._pass_on()
-        assert other.say(b"bad")
-        assert slot.say(b"best")
+        assert leave(other, b"bad")
+        assert leave(slot, b"best")
         process._pass_on()
     finally:
         other.free()
-    assert heard == [b"good", b"good", b"better", b"best"]
+    assert written == [b"good", b"good", b"better", b"best"]
 
 
 @pytest.mark.parametrize(("done", "total"), [(1, 5e-324), (10**308, 1), (-(10**308), 5e-324), (1e308, -1)])
