@@ -104,15 +104,6 @@ def need(name: str) -> None:
         raise ImproperlyConfigured(f"{name} is not installed: {cure}")
 
 
-def unread_settings() -> dict[str, str]:
-    """The keys of ``settings.JOBS`` that belong to extensions that are not installed, and the extension of each."""
-    return {
-        key: name
-        for name in folders().keys() - present().keys()
-        for key in getattr(import_module(name), "SETTINGS", ())
-    }
-
-
 def settings() -> list[ModuleType]:
     """What each reads of ``settings.JOBS``, whether it takes part or not. Needs no apps."""
     found = (name for name, folder in folders().items() if (folder / "settings.py").exists())

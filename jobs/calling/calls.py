@@ -130,7 +130,7 @@ def terms(task: Any, args: Any, kwargs: Any, given: Mapping[str, Any]) -> Terms:
     if run_at is not None:
         kept["eta"] = True
     root, priority = as_uuid(root_id) if root_id else None, options.get("priority")
-    if priority is not None and priority != within(priority, -(2**15)):
+    if priority is not None and priority != max(-(2**15), min(int(priority), 2**15 - 1)):
         raise ValueError(f"priority={priority} must be from {-(2**15)} to {2**15 - 1}")
     priority = None if priority is None else int(priority)
     row = {
@@ -250,8 +250,3 @@ def queue_name(app: Celery, options: Mapping[str, Any], kept: dict[str, Any], is
     if len(chosen) > 255 or "\0" in chosen:
         raise ValueError(f"queue={chosen[:40]!r} must be a name of at most 255 characters, none of them NUL")
     return chosen
-
-
-def within(value: Any, least: int) -> int | None:
-    """The number, limited to what the column can hold; another service may send anything."""
-    return None if value is None else max(least, min(int(value), 2**15 - 1))

@@ -53,8 +53,7 @@ def run(run: Run) -> None:
         for run_inline in extensions.through("run_inline"):
             run_inline(run)
         return
-    for _ in steps(run):
-        raise RuntimeError("the run of a plain body yielded")
+    _whole(steps(run))
 
 
 def steps(run: Run) -> Steps:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
 from itertools import chain
 from typing import Any
 
@@ -131,7 +132,7 @@ def check_settings() -> Iterator[CheckMessage]:
     if found := problems():
         yield from (say("E001", problem=problem) for problem in found)
         return
-    for name, app in extensions.unread_settings().items():
+    for name, app in unread_settings().items():
         if getattr(settings, "JOBS", {}).get(name) is not None:
             yield say("E021", name=name, app=app)
     yield from chain.from_iterable(check() for check in OF_SETTINGS)
@@ -263,3 +264,12 @@ def own_tasks(app: Celery) -> dict[str, Any]:
 
 # Extensions add their checks.
 tuple(extensions.modules("checks"))
+
+
+def unread_settings() -> dict[str, str]:
+    """The keys of ``settings.JOBS`` that belong to extensions that are not installed, and the extension of each."""
+    return {
+        key: name
+        for name in extensions.folders().keys() - extensions.present().keys()
+        for key in getattr(import_module(name), "SETTINGS", ())
+    }

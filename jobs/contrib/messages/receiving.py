@@ -16,7 +16,7 @@ from django.db import DataError, Error, IntegrityError, transaction
 from django.utils import timezone
 
 from jobs import extensions, store
-from jobs.calling.calls import rank_of, within
+from jobs.calling.calls import rank_of
 from jobs.conf import celery_app, conf
 from jobs.conf.logs import log, logger
 from jobs.conf.syncpoints import reach
@@ -128,6 +128,11 @@ def _arrived_by(app: Any, delivery: Mapping[str, Any]) -> Any:
     # The default exchange routes by the queue's name. With a foreign binding, the worker that got the message runs it.
     consumed = worker_state.queues
     return consumed[0] if exchange and consumed and routing_key not in consumed else routing_key
+
+
+def within(value: Any, least: int) -> int | None:
+    """The number, limited to what the column can hold; another service may send anything."""
+    return None if value is None else max(least, min(int(value), 2**15 - 1))
 
 
 def _text(value: Any) -> str:

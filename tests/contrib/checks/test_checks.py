@@ -14,7 +14,7 @@ from django.core.checks import run_checks
 from django.db import connection, connections
 
 from jobs import conf as project
-from jobs import extensions, store
+from jobs import store
 from jobs.conf import celery_settings
 from jobs.contrib.checks import system as checks
 from jobs.contrib.checks.doors import Checks
@@ -200,7 +200,7 @@ def test_a_check_that_fails_stops_nobody_and_keeps_what_it_found(monkeypatch):
 def test_a_setting_of_an_app_that_is_not_installed_is_an_error(settings, monkeypatch):
     """jobs.E021: nothing would read it."""
     settings.JOBS = {**settings.JOBS, "BATCH": 100, "REDACT": None}
-    monkeypatch.setattr(extensions, "unread_settings", lambda: dict.fromkeys(["BATCH", "REDACT"], "a.b"))
+    monkeypatch.setattr(checks, "unread_settings", lambda: dict.fromkeys(["BATCH", "REDACT"], "a.b"))
     [message] = checks.check_settings()
     assert (message.id, "Add 'a.b' to INSTALLED_APPS" in message.hint) == ("jobs.E021", True)
 
