@@ -64,8 +64,6 @@ class NodeStep(bootsteps.StartStopStep):
         queues = list(parent.app.amqp.queues.consume_from)
         about = {"hostname": parent.hostname, "pool": kind, "concurrency": parent.concurrency}
         supervisor.start(queues, tasks=tasks, **about)
-        count = 0 if is_prefork else 1 if kind == "solo" else parent.concurrency
-        self.threads = pool.threads(parent.app, parent.hostname, count)
 
     def start(self, parent: Any) -> None:
         complained = time.monotonic()
@@ -88,25 +86,10 @@ class NodeStep(bootsteps.StartStopStep):
             # Celery looks when a message comes. Jobs come without messages.
             parent.jobs_repeated.append((SCALE, parent.autoscaler.maybe_scale))
         repeat(parent)
-        for thread in self.threads:
-            thread.start()
-        for each in executors.present if self.threads else ():
-            each.start(parent.app, parent.hostname)
 
     def close(self, parent: Any) -> None:
         """Called however the worker was told to stop: by a signal, by remote control, by an error."""
         worker_state.note_stop()
-
-    def stop(self, parent: Any) -> None:
-        """Wait for the bodies that run in threads."""
-        for thread in self.threads:
-            if thread.ident is not None:
-                thread.join()
-        for each in executors.present if self.threads else ():
-            each.wait()
-
-    def terminate(self, parent: Any) -> None:
-        """A cold stop does not wait for threads: their jobs are given back when the process has ended."""
 
     def _watch(self) -> None:
         """Stop this worker if its supervisor is gone: no process of it would rescue the jobs."""

@@ -18,10 +18,8 @@ from typing import Any
 import billiard.pool
 from billiard.pool import EX_FAILURE, EX_OK
 from celery.concurrency import asynpool, prefork
-from django.db import connections
 
 from jobs import extensions
-from jobs.conf.logs import logger
 from jobs.lifecycle.wakeups import Wakeup, wakeup
 from jobs.lifecycle.worker_state import IDLE, worker_state
 from jobs.worker import executors
@@ -273,31 +271,3 @@ class TaskPool(prefork.TaskPool):
     __module__ = prefork.__name__
     Pool = AsynPool
     BlockingPool = BlockingPool
-
-
-def threads(app: Any, hostname: str, count: int) -> list[threading.Thread]:
-    """Threads of our own that run jobs, beside a pool without processes (``-P threads``, ``-P solo``)."""
-    names = [f"jobs-{number}" for number in range(count)]
-    return [threading.Thread(target=_run_in_thread, args=(app, hostname), name=name, daemon=True) for name in names]
-
-
-def _run_in_thread(app: Any, hostname: str) -> None:
-    runner = extensions.instead(Runner)(app, hostname)
-    try:
-        woken = b""
-        while worker_state.stopping_for is None:
-            try:
-                has_run = runner.run_batch(woken)
-            except Exception:
-                # A process would end and be replaced, but no code replaces a thread. The jobs it had are orphans now.
-                runner.slot.rest(IDLE)
-                logger.exception(
-                    "a thread that runs jobs goes on after an error", extra=worker_state.about("runner_broken")
-                )
-                has_run = False
-            woken, deadline = b"", time.monotonic() + (0.0 if has_run else runner.patience)
-            while not woken and worker_state.stopping_for is None and (left := deadline - time.monotonic()) > 0:
-                woken = wakeup.wait(min(0.5, left))
-    finally:
-        runner.slot.free()
-        connections.close_all()

@@ -218,10 +218,9 @@ def test_a_call_of_its_own_is_part_of_the_body(declare, base):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
-def test_a_worker_runs_a_call_of_its_own_in_the_jobs_transaction(pool):
+def test_a_worker_runs_a_call_of_its_own_in_the_jobs_transaction():
     results = tasks.own_call.delay_many([(str(n),) for n in range(20)])
-    with Worker("-P", pool):
+    with Worker():
         jobs = wait_ended(*[result.id for result in results])
     assert {(job.state, job.node_losses) for job in jobs} == {("succeeded", 0)}
     assert effects() == {str(n): 1 for n in range(20)}

@@ -81,19 +81,6 @@ def test_enqueuing_process_killed(tmp_path, moment, sync, expected):
     assert effects() == dict.fromkeys(expected, 1)
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize("pool", ["solo", "threads"])
-def test_pool_smoke(pool):
-    with Worker("-P", pool) as worker:
-        results = tasks.effect.delay_many([(f"k{n}",) for n in range(10)])
-        failing = [tasks.raises.delay(kind) for kind in ("exit", "interrupt")]
-        retried = tasks.retries.delay("r", 1)
-        ended = wait_ended(*[job.id for job in failing], retried.id, *[result.id for result in results])
-        assert [job.error["type"] for job in ended[:2]] == ["SystemExit", "KeyboardInterrupt"]
-        assert worker.stop() == 0
-    assert effects() == {**{f"k{n}": 1 for n in range(10)}, "r": 1}
-
-
 @shared_task
 def forks(how):
     if child := os.fork():

@@ -151,24 +151,6 @@ def test_a_process_that_has_done_its_share_is_replaced(broker, limit):
     assert set(Job.objects.values_list("state", flat=True)) == {"succeeded"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("pool", ["threads", "solo"])
-def test_a_pool_without_processes_runs_jobs_and_stock_tasks(broker, pool, bodies):
-    with Worker("-P", pool) as worker:
-        results = tasks.effect.delay_many([(f"k{n}",) for n in range(50)])
-        wait_ended(*[result.id for result in results])
-        tasks.stock.delay("stock")
-        wait_for(lambda: effects()["stock"], 20, "a stock task")
-        bodies.begin("last")
-        bodies.wait_running(1)
-        worker.process.terminate()
-        wait_for(lambda: "Warm shutdown" in worker.text(), 10, "it was told to stop")
-        bodies.end()
-        assert worker.process.wait(20) == 0
-    assert set(effects().values()) == {1}
-    assert innocent()
-
-
 # Queues
 
 

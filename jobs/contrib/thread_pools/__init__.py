@@ -1,0 +1,1 @@
+"""Workers without processes: ``-P threads`` and ``-P solo``."""
