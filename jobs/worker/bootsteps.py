@@ -14,7 +14,7 @@ from celery import bootsteps, signals
 from celery.concurrency import get_implementation, prefork
 from celery.exceptions import WorkerShutdown
 from celery.platforms import EX_FAILURE
-from celery.worker import autoscale, control
+from celery.worker import control
 from celery.worker.state import maybe_shutdown
 from django.db import connections
 
@@ -30,14 +30,15 @@ from jobs.worker.supervisor import Supervisor
 from jobs.worker.watchdog import supervisor
 
 #: Seconds between two complaints while the database cannot be reached at the start of a worker, and between two looks
-#: at the supervisor; between two looks of the autoscaler at the processes.
-PATIENCE, SCALE = 10.0, 1.0
+#: at the supervisor.
+PATIENCE = 10.0
 
 
 class NodeStep(bootsteps.StartStopStep):
     """Registers this worker as a node, before its pool starts."""
 
     def create(self, parent: Any) -> None:
+        parent.jobs_repeated = [(PATIENCE, self._watch)]
         for starting in extensions.through("starting"):
             starting(parent)
         _keep_connections(parent.app)
@@ -81,10 +82,6 @@ class NodeStep(bootsteps.StartStopStep):
         except NotAdopted as exc:
             logger.critical("this worker does not start: %s", exc, extra={"action": "not_adopted"})
             raise WorkerShutdown(EX_FAILURE) from None
-        parent.jobs_repeated = [(PATIENCE, self._watch)]
-        if getattr(parent, "autoscaler", None) is not None and parent.use_eventloop:
-            # Celery looks when a message comes. Jobs come without messages.
-            parent.jobs_repeated.append((SCALE, parent.autoscaler.maybe_scale))
         repeat(parent)
 
     def close(self, parent: Any) -> None:
@@ -104,16 +101,6 @@ class NodeStep(bootsteps.StartStopStep):
             "the supervisor is gone, this worker stops: %s", reason, extra=worker_state.about("supervisor_gone")
         )
         return True
-
-
-class Autoscaler(autoscale.Autoscaler):
-    """Celery's, which counts the processes that run jobs beside the requests of stock tasks."""
-
-    @property
-    def qty(self) -> int:
-        busy = sum(not slot.is_shared for slot in worker_state.at_work())
-        # If all are busy, more work may wait: one more process finds out.
-        return super().qty + busy + (busy >= self.processes)
 
 
 def _keep_connections(app: Any) -> None:
@@ -147,8 +134,6 @@ def _on_init(sender: Any = None, **kwargs: Any) -> None:
     if get_implementation(sender.pool_cls) is prefork.TaskPool:
         # ``-P prefork`` stays what people type.
         sender.pool_cls = pool.TaskPool
-    if sender.autoscaler_cls == "celery.worker.autoscale:Autoscaler":
-        sender.autoscaler_cls = Autoscaler
     # Tasks carry the limits of the settings themselves. The limits of the command line are for tasks that have none.
     conf = sender.app.conf
     runner.default_limits = (

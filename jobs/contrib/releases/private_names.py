@@ -48,8 +48,6 @@ celery.concurrency.asynpool:AsynPool.on_hard_timeout -  | pool.py: the limit of 
 billiard.pool:ApplyResult._worker_pid -                 | pool.py: the process that runs a stock task
 celery.concurrency.prefork:TaskPool.Pool -              | pool.py: our pool in place of Celery's
 celery.concurrency.prefork:TaskPool.BlockingPool -      | pool.py: the same, for transports without an event loop
-celery.worker.autoscale:Autoscaler.qty -                | bootsteps.py: processes that run jobs are busy
-celery.worker.autoscale:Autoscaler.maybe_scale self     | bootsteps.py: the autoscaler looks without messages, too
 celery.fixups.django:DjangoWorkerFixup.on_task_prerun self sender | bootsteps.py: connections are kept between jobs
 celery.fixups.django:DjangoWorkerFixup.on_task_postrun self sender | bootsteps.py: the same
 celery.worker.consumer:Consumer.add_task_queue self queue | broker.py: processes claim from the same queues

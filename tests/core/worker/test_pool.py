@@ -98,21 +98,6 @@ def test_as_many_bodies_run_as_there_are_processes(broker, bodies):
 
 
 @pytest.mark.slow
-def test_the_autoscaler_counts_processes_that_run_jobs(broker, bodies):
-    with Worker("--autoscale=3,1", AUTOSCALE_KEEPALIVE="1") as worker:
-        bodies.begin("a", "b", "c")
-        bodies.wait_running(3)
-        bodies.end("a", "b")
-        wait_for(lambda: "Scaling down" in worker.text(), 20, "idle processes go")
-        assert Job.objects.get(pk=bodies.jobs["c"]).lease == 1
-        bodies.end("c")
-        bodies.begin("d", "e", "f")
-        bodies.wait_running(6)
-        bodies.end()
-    assert innocent()
-
-
-@pytest.mark.slow
 def test_a_pool_that_shrinks_takes_no_process_from_a_body(broker, bodies):
     with Worker(concurrency=1) as worker:
         bodies.begin("a")
@@ -246,22 +231,6 @@ def test_the_limit_of_a_stock_task_that_is_over_ends_no_job(use_broker, redis_se
         [job] = wait_ended(bodies.jobs["job"])
     assert (job.state, job.lease, job.node_losses, job.crashes) == ("succeeded", 1, 0, 0)
     assert effects() == {"stock": 1, "job": 1}
-
-
-@pytest.mark.slow
-@pytest.mark.servers
-def test_autoscaling_goes_on_after_the_broker_was_away(use_broker, redis_server, bodies):
-    """Celery 5.5 clears what its timer repeats."""
-    use_broker(redis_server.url)
-    with Worker("--autoscale=3,1") as worker:
-        redis_server.kill()
-        wait_for(lambda: "Cannot connect to redis" in worker.text(), 20, worker.text)
-        redis_server.start()
-        wait_for(lambda: worker.text().count("Connected to redis") == 2, 20, worker.text)
-        bodies.begin("a", "b", "c")
-        bodies.wait_running(3)
-        bodies.end()
-    assert innocent()
 
 
 @pytest.mark.slow

@@ -59,16 +59,13 @@ def test_what_was_claimed_and_not_begun_is_given_back(on, broker, how):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("broker", ["redis", "jobs"])
-@pytest.mark.parametrize("how", ["replaced", "scaled"])
-def test_a_warm_stop_waits_for_a_process_that_was_made_later(on, broker, how, tmp_path):
+def test_a_warm_stop_waits_for_a_process_that_was_made_later(on, broker, tmp_path):
     """Guard: Linux ends a process when the thread ends that made it (``PR_SET_PDEATHSIG``), and that one ends first."""
     on(broker)
-    options = ["--autoscale=2,1"] if how == "scaled" else []
-    env = {"JOBS_TEST_CELERY": json.dumps({"worker_max_tasks_per_child": 1})} if how == "replaced" else {}
+    env = {"JOBS_TEST_CELERY": json.dumps({"worker_max_tasks_per_child": 1})}
     gate, started = tmp_path / "gate", [tmp_path / "0", tmp_path / "1"]
-    with Worker(*options, **env) as worker:
-        if how == "replaced":
-            wait_ended(*[tasks.effect.delay(key).id for key in "xyz"])
+    with Worker(**env) as worker:
+        wait_ended(*[tasks.effect.delay(key).id for key in "xyz"])
         jobs = [tasks.waits.delay(path.name, str(path), str(gate)) for path in started]
         for job, path in zip(jobs, started, strict=True):
             in_body(job.id, path)
