@@ -143,7 +143,8 @@ def server() -> Server:
 
 
 def _of_start(env: dict[str, str]) -> dict[str, str]:
-    return {name: value for name, value in env.items() if name.startswith(("PYTHON", "LD_"))}
+    # billiard reads the last one when it is imported.
+    return {name: value for name, value in env.items() if name.startswith(("PYTHON", "LD_", "REMAP_SIGTERM"))}
 
 
 def start(argv: Sequence[str], log: Path, env: dict[str, str], by: Sequence[str] = ()) -> Process:
