@@ -38,7 +38,8 @@ class DjangoTasks(Extension):
         # Without a backend of ours in this process no receiver waits.
         if (module := sys.modules.get("jobs.django_tasks.task_backend")) is not None and action in TOLD:
             for job in jobs:
-                if alias_of(job) is not None:
+                # Each run of each job comes here.
+                if isinstance(job.options, dict) and "headers" in job.options and alias_of(job) is not None:
                     module.tell(job, action)
 
     def imports(self, job: Any) -> bool:
