@@ -16,24 +16,11 @@ from jobs.models import Job
 from tests import tasks
 from tests.faults.worker import Worker
 from tests.helpers.harness import effects, in_body, wait_ended, wait_state
+from tests.helpers.workers import assert_nothing_counted
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 POOLS = [("redis", "prefork"), ("jobs", "prefork"), ("jobs", "threads"), ("jobs", "solo")]
-
-
-@pytest.fixture
-def on(request, use_broker):
-    """Use this broker, in this test."""
-
-    def use(name: str) -> None:
-        use_broker(request.getfixturevalue("redis_server").url if name == "redis" else "jobs://")
-
-    return use
-
-
-def assert_nothing_counted() -> None:
-    assert not Job.objects.exclude(crashes=0, node_losses=0, retries=0).exists()
 
 
 @pytest.fixture

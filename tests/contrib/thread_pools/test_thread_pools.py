@@ -11,13 +11,10 @@ from tests import tasks
 from tests.faults.worker import Worker
 from tests.helpers.harness import effects, in_body, wait_ended
 from tests.helpers.servers import wait_for
+from tests.helpers.workers import assert_nothing_counted
 from tests.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-def assert_nothing_counted() -> None:
-    assert not Job.objects.exclude(crashes=0, node_losses=0, retries=0).exists()
 
 
 @pytest.mark.wide

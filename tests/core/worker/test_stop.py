@@ -14,24 +14,11 @@ from tests import tasks
 from tests.faults.worker import Worker
 from tests.helpers.harness import effects, in_body, wait_ended
 from tests.helpers.servers import wait_for
+from tests.helpers.workers import assert_nothing_counted
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 SOFT = json.dumps({"worker_soft_shutdown_timeout": 3})
-
-
-@pytest.fixture
-def on(request, use_broker):
-    """Use this broker, in this test."""
-
-    def use(name: str) -> None:
-        use_broker(request.getfixturevalue("redis_server").url if name == "redis" else "jobs://")
-
-    return use
-
-
-def assert_nothing_counted() -> None:
-    assert not Job.objects.exclude(crashes=0, node_losses=0, retries=0).exists()
 
 
 @pytest.mark.slow
