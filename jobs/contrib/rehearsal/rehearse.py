@@ -42,13 +42,9 @@ class Refused(Exception):
 class _Slot:
     """Stands in for a worker's slot: it accepts what the body reports of its progress, and keeps nothing."""
 
+    index = None
+
     def enter(self, phase: int) -> None: ...
-
-    def say(self, text: bytes) -> bool:
-        return True
-
-    def wished(self, job: uuid.UUID, lease: int) -> None:
-        return None
 
 
 class _RollBack(Exception):
