@@ -24,7 +24,7 @@ from jobs.worker import supervisor
 from tests import tasks
 from tests.helpers.concurrency import open_transaction
 from tests.helpers.harness import deliver
-from tests.helpers.plans import ROWS, assert_indexed, make_history
+from tests.helpers.plans import ROWS, analyze, assert_indexed, make_history
 from tests.helpers.rows import make, make_node
 from tests.helpers.servers import fair, wait_for
 
@@ -301,6 +301,10 @@ def test_a_locked_row_is_left_for_the_next_round():
     if connection.vendor == "sqlite":
         pytest.skip("one writer at a time")
     jobs = [make("succeeded", age=400 * DAY) for _ in range(9)]
+    # Of a few rows MySQL reads, and locks, all.
+    now = timezone.now()
+    Job.objects.bulk_create(Job(task="tests.tasks.noop", state="succeeded", finished_at=now) for _ in range(1000))
+    analyze("jobs_job")
     held = [job.pk for job in jobs[:5]]
     with open_transaction(lambda: list(Job.objects.select_for_update().filter(pk__in=held))):
         assert Prune().run_once()["jobs"] == 4
