@@ -206,10 +206,6 @@ class Store:
         """The condition that a column has one of these values."""
         return Q(**{f"{column}__in": ids})
 
-    def ids(self, jobs: QuerySet[Job]) -> Any:
-        """The ids of the jobs, for a condition of a DELETE."""
-        return jobs.values("pk")
-
     def free_unique_keys(self, ids: Sequence[uuid.UUID], is_over: Q) -> None:
         """Remove the unique keys of these jobs, if the condition is still true of them."""
         Job.objects.using(self.using).filter(is_over, pk__in=ids).update(unique_key=None)

@@ -45,7 +45,7 @@ class Batches(Extension):
 
         return batch.close_ended(using) > 0
 
-    def deleting(self, jobs: Any, using: str) -> None:
+    def deleting(self, jobs: Any, using: str, of: Any) -> None:
         from jobs.contrib.batches import batch
 
         batch.lose(jobs, using)

@@ -87,10 +87,10 @@ class Durable(Extension):
         history.run_again(jobs, using)
         return {}
 
-    def deleting(self, jobs: Any, using: str) -> None:
+    def deleting(self, jobs: Any, using: str, of: Any) -> None:
         from jobs.contrib.durable import ends
 
-        ends.forget(jobs, using)
+        ends.forget(of, using)
 
     def ticked(self, answers: Mapping[str, Mapping[str, Any]]) -> None:
         if found := [alias for alias, said in answers.items() if said["signals"]]:

@@ -8,7 +8,6 @@ from typing import Any
 
 from django.db import transaction
 
-from jobs import store
 from jobs.conf import app_here
 from jobs.contrib.durable import signals
 from jobs.contrib.durable.history import wake_parent
@@ -50,8 +49,7 @@ def of(job: Any, error: Mapping[str, Any]) -> Callable[[], None] | None:
     return write
 
 
-def forget(jobs: Any, using: str) -> None:
-    """Jobs (a queryset) are about to be deleted."""
-    ids = store.of(using).ids(jobs)
-    Step.objects.using(using).filter(job__in=ids)._raw_delete(using)
-    Signal.objects.using(using).filter(taken_by__in=ids)._raw_delete(using)
+def forget(of: Any, using: str) -> None:
+    """Jobs are about to be deleted (see the door ``deleting``)."""
+    Step.objects.using(using).filter(of("job"))._raw_delete(using)
+    Signal.objects.using(using).filter(of("taken_by"))._raw_delete(using)

@@ -71,7 +71,7 @@ def _drop(using: str, day: datetime.date, name: str, retention: float) -> int:
             gone = jobs.exclude(pk__in=ids) if ids else jobs
             number = gone.count()
             for tell in extensions.through("deleting"):
-                tell(gone, using)
+                tell(gone, using, lambda column: Q(**{f"{column}__in": gone.values("pk")}))
             store.drop_day(using, name, ids)
     except (OperationalError, ProgrammingError) as exc:
         if not store.is_refused(exc):

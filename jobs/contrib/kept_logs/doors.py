@@ -24,11 +24,10 @@ class KeptLogs(Extension):
         # Tests send this signal.
         setting_changed.connect(_set_up, dispatch_uid="jobs.contrib.kept_logs")
 
-    def deleting(self, jobs: Any, using: str) -> None:
-        from jobs import store
+    def deleting(self, jobs: Any, using: str, of: Any) -> None:
         from jobs.contrib.kept_logs.models import LogLines
 
-        LogLines.objects.using(using).filter(job__in=store.of(using).ids(jobs))._raw_delete(using)
+        LogLines.objects.using(using).filter(of("job"))._raw_delete(using)
 
     def parts(self, page: str, request: Any, about: Any) -> Mapping[str, str]:
         from jobs.contrib.kept_logs import page as its

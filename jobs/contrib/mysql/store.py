@@ -12,7 +12,7 @@ from hashlib import sha256
 from typing import Any
 
 from django.db import OperationalError, connections, transaction
-from django.db.models import CharField, Index, Q, QuerySet, UniqueConstraint
+from django.db.models import CharField, Index, Q, UniqueConstraint
 from django.db.models.expressions import RawSQL
 
 from jobs.conf import conf
@@ -67,10 +67,6 @@ class MySQL(base.Store):
     quote = staticmethod("`{}`".format)
     # "rank" is a reserved word in MySQL 8.
     ready_sql = base.READY.replace(BY_ORDER, BY_ORDER.replace("rank", "`rank`"))
-
-    def ids(self, jobs: QuerySet[Job]) -> Any:
-        """A list: for a DELETE with a subquery the server reads, and locks, the whole table of jobs."""
-        return list(jobs.values_list("pk", flat=True))
 
     def prepare(self, connection: Any) -> None:
         """Django reads and writes UTC. The database's own clock must be in UTC as well."""

@@ -9,11 +9,10 @@ from jobs.doors import Extension
 
 
 class Operations(Extension):
-    def deleting(self, jobs: Any, using: str) -> None:
-        from jobs import store
+    def deleting(self, jobs: Any, using: str, of: Any) -> None:
         from jobs.contrib.operations.models import Action
 
-        Action.objects.using(using).filter(job__in=store.of(using).ids(jobs))._raw_delete(using)
+        Action.objects.using(using).filter(of("job"))._raw_delete(using)
 
 
 class Doors:

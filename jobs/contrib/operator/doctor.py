@@ -256,4 +256,4 @@ def _probe(app: Any, queue: str | None, timeout: float) -> Finding:
     reason = explain.explain(key)[1][0]
     for alias in conf().DATABASES:
         transitions.cancel(key, alias, why="manage.py jobs doctor waited for it in vain")
-    return Finding("probe", False, f"{key} did not succeed within {took}: {reason.says}", reason.cure)
+    return Finding("probe", False, f"{key} did not succeed within {duration(timeout)}: {reason.says}", reason.cure)

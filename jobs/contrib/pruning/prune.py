@@ -187,8 +187,9 @@ def _delete(locked: QuerySet[Job], using: str) -> int:
     # Delete by ids only: for a DELETE with a subquery MySQL reads, and locks, the whole table.
     if not (ids := list(locked.values_list("pk", flat=True))):
         return 0
-    over = Job.objects.using(using).filter(store.of(using).among("pk", ids))
+    among = partial(store.of(using).among, ids=ids)
+    over = Job.objects.using(using).filter(among("pk"))
     for tell in extensions.through("deleting"):
-        tell(over, using)
+        tell(over, using, among)
     deleted: int = over._raw_delete(using)
     return deleted

@@ -54,7 +54,7 @@ def test_no_worker(monkeypatch):
     assert "2 of 7 things" in error
     assert found["workers"]["says"] == "none is alive"
     assert "No worker is alive" in found["probe"]["says"]
-    assert "did not succeed within 0." in found["probe"]["says"]
+    assert "within 0.3" in found["probe"]["says"]
     assert Job.objects.get().state == "cancelled"
 
 
