@@ -38,7 +38,10 @@ class Extension:
         """A call became a row, not inserted yet. ``headers``: the caller's own; ``caller``: the task that calls."""
 
     def committed(self, job: Any, app: Any) -> None:
-        """A call that an extension marked (``is_awaited``) was committed; with autocommit off, written. No errors."""
+        """A call was committed, if an extension had marked it (``is_awaited``). Must not raise.
+
+        With autocommit off nothing tells of the commit: then each call comes here when it is written.
+        """
 
     def carried(self) -> Mapping[str, Any]:
         """Headers of an event that is about to be published: the runs of its handlers get them."""
@@ -50,8 +53,8 @@ class Extension:
         The row is not inserted yet. The function raises ``TypeError`` or ``ValueError`` to refuse the call.
         """
 
-    #: Replacements for parts of the core: the path of a class or function there, and the path of its replacement. If
-    #: several extensions replace one class, a class is made that inherits from all replacements.
+    #: Replacements for parts of the core, or of another extension: the path of a class or function there, and the path
+    #: of its replacement. If several extensions replace one class, a class is made that inherits from all replacements.
     instead: Mapping[str, str] = {}
 
     # A job's row
@@ -110,6 +113,9 @@ class Extension:
     chords: Any
 
     # The worker: beside each one there is a supervisor, a process with threads
+
+    def attaching(self, worker: Any) -> None:
+        """A worker that has tasks of ours is set up: change it, or add steps to it (``worker.app.steps``)."""
 
     def starting(self, worker: Any) -> None:
         """A worker is about to start, and has not forked. What this raises keeps it from starting.

@@ -13,8 +13,8 @@ import path is public stands in ``jobs``. These of its files are read, if they a
     ``PART_OF``: the extensions without which it takes no part. Of an app of its own also ``SETTINGS``: the keys of
     ``settings.JOBS`` that mean nothing without it.
 ``settings.py``
-    ``Settings``, a frozen dataclass: its keys of ``settings.JOBS``; ``RULES``: what they must be, as a
-    pattern or a function, and the words for it; ``problems``, which says what is wrong with all settings.
+    ``Settings``, a frozen dataclass: its keys of ``settings.JOBS``; ``RULES``: what they must be, as a pattern or a
+    function, and the words for it; ``problems(given)``, a function that says what is wrong with all settings.
     Read with the settings, which may be before there are apps: it imports nothing of ``jobs``.
 ``early.py``
     what has to be there as soon as ``jobs`` is imported: it imports no models and no settings.

@@ -36,6 +36,7 @@ VERSION = 1
 KEPT = (
     "chain chord group_id group_index shadow replaced_task_nesting stamped_headers reply_to argsrepr kwargsrepr"
 ).split()
+#: In words, what an ``eta`` or ``expires`` may be.
 MOMENT = "a datetime, a number of seconds from now, or text such as '2026-11-21T14:30:00Z'"
 
 
@@ -48,7 +49,7 @@ def check_declaration(task: type[Any], declared: Collection[str]) -> None:
 
 
 def check_call(options: Mapping[str, Any]) -> None:
-    """The same for the options of a call."""
+    """Refuse options of a call that cannot work. An extension knows which do."""
 
 
 def is_newer(options: Mapping[str, Any]) -> bool:
@@ -130,7 +131,7 @@ def terms(task: Any, args: Any, kwargs: Any, given: Mapping[str, Any]) -> Terms:
     if run_at is not None:
         kept["eta"] = True
     root, priority = as_uuid(root_id) if root_id else None, options.get("priority")
-    if priority is not None and priority != max(-(2**15), min(int(priority), 2**15 - 1)):
+    if priority is not None and (priority != int(priority) or not -(2**15) <= priority < 2**15):
         raise ValueError(f"priority={priority} must be from {-(2**15)} to {2**15 - 1}")
     priority = None if priority is None else int(priority)
     row = {
@@ -195,7 +196,7 @@ def compose(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any], said:
 
 
 def sent_headers(job: Job, given: Mapping[str, Any], app: Celery) -> Mapping[str, Any]:
-    """The caller's own headers. An extension asks others for more."""
+    """The caller's own headers. An extension adds those of other libraries."""
     return given
 
 

@@ -69,8 +69,8 @@ class Settings:
     #: A job whose body snoozed this often ends ``failed``: it waits for something that never comes.
     MAX_SNOOZES: int = 10_000
 
-    #: The most rows that one statement of the maintenance touches. On PostgreSQL prune takes 10 times as many:
-    #: they are old, and no process waits for them.
+    #: The most rows that one statement of the maintenance touches. Of old jobs on PostgreSQL it deletes 10 times as
+    #: many: no process waits for them.
     BATCH: int = 500
 
     #: How long a marker (``idempotency_key=``, ``once()``) is kept, and with it the job whose result it replays.

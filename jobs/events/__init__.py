@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jobs.events.declare import EventType, Handled, event, handler
 
-PART_OF, SETTINGS = ("jobs.contrib.messages", "jobs.contrib.operations"), ("RETENTION_EVENTS",)
+PART_OF = ("jobs.contrib.listening", "jobs.contrib.messages", "jobs.contrib.operations")
+SETTINGS = ("RETENTION_EVENTS",)
 
 __all__ = ["EventType", "Handled", "event", "handler"]
 

@@ -155,6 +155,7 @@ def report(job: Job, using: str, action: str, text: str, level: int = logging.IN
         error = job.own_error
         assert error is not None
         action, text, level = "failed", f"failed: {error['type']}: {error['message']}", logging.ERROR
+    # Each run comes here twice, and mostly nobody reads of it.
     if logs.logger.isEnabledFor(level):
         logs.log(level, job, text, action, **more)
     for happened in extensions.through("happened"):

@@ -31,7 +31,7 @@ from jobs.store.base import owned
 
 #: How many errors a job keeps: as many of the first, and as many of the last.
 KEPT_ERRORS = 20
-#: ``run_at`` of a job whose task no worker knows: never, until a worker that knows it lets the job go.
+#: ``run_at`` of a job that waits for a worker that can run it.
 PARKED = datetime.datetime(9001, 1, 1, tzinfo=datetime.UTC)
 #: ``run_at`` of a job that waits for something else than a time: the code that brings this makes the job ready.
 NEVER = datetime.datetime(9000, 1, 1, tzinfo=datetime.UTC)
@@ -372,8 +372,10 @@ def cancel_all(ids: Sequence[uuid.UUID], using: str, kind: str, why: str, is_tol
         return done
 
     def tell() -> None:
+        # Read when the first extension asks, and once for all.
+        cancelled = Job.objects.using(using).filter(pk__in=ids, state=State.CANCELLED)
         for happened in extensions.through("happened"):
-            happened(Job.objects.using(using).filter(pk__in=ids, state=State.CANCELLED), using, "cancelled")
+            happened(cancelled, using, "cancelled")
 
     done = databases.again_if_moved(using, write)
     # With autocommit off no hook tells us of the commit.

@@ -32,8 +32,8 @@ _PIDS = _LIMITS_AT + 16 + _DOCUMENT
 #: How often a document is read again while another process writes it, a millisecond apart.
 _READS = 50
 
-#: Phase, lease, token of the row, token of its claim, began, soft limit, hard limit, job; then a text for
-#: people.
+#: Phase, lease, token of the row, token of its claim, began, soft limit, hard limit, job; then a
+#: text for people.
 _SLOT = struct.Struct("<qqqqddd16s")
 _TEXT = struct.Struct("1000s")
 _SIZE = _SLOT.size + _TEXT.size
@@ -161,8 +161,6 @@ class WorkerState:
     holds = _shared("?", 43)
     #: Until when claims step over all that is ready, because of limits; on the machine's monotonic clock.
     rests_until = _shared("d", 48)
-    #: Until when a caller waits for results, so that each end is announced; on the machine's monotonic clock.
-    answers_until = _shared("d", 72)
     #: Seconds since the node's last beat was written; 0 if there was none (outside of a worker).
     silence = property(lambda self: time.monotonic() - at if (at := self._heartbeat_at) else 0.0)
     #: Seconds since the worker was told to stop; None if it was not. It outlives a supervisor that dies.

@@ -1,7 +1,7 @@
 """Background upkeep of the jobs: the clock, and rescue.
 
 Rescue has ``run_once()``, and the clock has ``tick()``: each returns what it did. Any number of them may run at once,
-in every worker and as ``manage.py jobs rescue``.
+in every worker and by a command.
 """
 
 import time

@@ -31,14 +31,15 @@ class Signals(Extension):
                 job.is_awaited = True
 
     def committed(self, job: Any, app: Any) -> None:
+        connection = connections[job._state.db]
+        if not connection.in_atomic_block and not connection.get_autocommit():
+            # It is only written: with autocommit off nothing tells of the commit.
+            return
+        signals.enqueued.tell(job, connection.alias)
         if celery.after_task_publish.receivers:
             from jobs.signals import of_celery
 
             of_celery.tell(job, app)
-        using = job._state.db
-        # With autocommit off it is only written: nothing tells of the commit.
-        if connections[using].in_atomic_block or connections[using].get_autocommit():
-            signals.enqueued.tell(job, using)
 
     def happened(self, jobs: Iterable[Any], using: str, action: str) -> None:
         signal = getattr(signals, action, signals.rescued)
@@ -47,7 +48,7 @@ class Signals(Extension):
         for job in jobs:
             more: dict[str, Any] = {"action": action} if signal is signals.rescued else {}
             if signal is signals.cancelled:
-                # It may have waited, and so be no run's error.
+                # A waiting job may have been cancelled: then the error is of no run.
                 more["error"] = job.error
             elif signal not in (signals.started, signals.succeeded):
                 more["error"] = job.own_error

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from celery import Celery, signals
-from django.db import connections
 
 from jobs import extensions
 from jobs.calling import request
@@ -37,10 +36,7 @@ def announce(job: Job, given: Mapping[str, Any], app: Celery) -> dict[str, Any]:
 
 
 def tell(job: Job, app: Celery) -> None:
-    """After the commit. With autocommit off nothing tells of it."""
-    connection = connections[str(job._state.db)]
-    if not connection.in_atomic_block and not connection.get_autocommit():
-        return
+    """After the commit."""
     options = job.options
     with extensions.around("publishing"):
         signals.after_task_publish.send(

@@ -103,7 +103,7 @@ def owned(job: Job) -> QuerySet[Job]:
     return Job.objects.using(job._state.db).filter(pk=job.pk, state=State.RUNNING, lease=job.lease, token=job.token)
 
 
-def turn() -> AbstractContextManager[Any]:
+def write_turn() -> AbstractContextManager[Any]:
     """A block in which this process may write, where there is one writer. An extension makes processes take turns."""
     return nullcontext()
 

@@ -97,7 +97,7 @@ class SQLite(base.Store):
     decoders = staticmethod(_decoders)
 
     def write_mutex(self) -> AbstractContextManager[Any]:
-        return extensions.instead(base.turn)()
+        return extensions.instead(base.write_turn)()
 
     def succeed(self, job: Job, result: Any, runtime: float, is_synced: bool = True) -> bool:
         text = None if result is None else json.dumps(result)

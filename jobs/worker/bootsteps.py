@@ -49,7 +49,8 @@ class NodeStep(bootsteps.StartStopStep):
         tasks = sorted(name for name, task in parent.app.tasks.items() if is_ours(task))
         is_prefork = issubclass(parent.pool_cls, prefork.TaskPool)
         kind = "prefork" if is_prefork else parent.pool_cls.__module__.rpartition(".")[2]
-        # Import what each process would import for itself, also what sets its parent-death signal (cffi).
+        # Import what each process would import for itself, also what sets its parent-death signal (cffi). Some of it
+        # makes memory that all processes share, which has to be there before the first fork.
         for own in (runner.Runner, Claimer, Identity, Supervisor):
             extensions.instead(own)
         extensions.through("around")
@@ -144,6 +145,8 @@ def _on_init(sender: Any = None, **kwargs: Any) -> None:
     # never strikes.
     if sender.soft_time_limit == conf.task_soft_time_limit:
         sender.soft_time_limit = None
+    for attaching in extensions.through("attaching"):
+        attaching(sender)
 
 
 @signals.worker_shutting_down.connect(dispatch_uid="jobs.worker.bootsteps")

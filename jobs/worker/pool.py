@@ -1,7 +1,7 @@
 """Celery's own pool processes claim jobs: between two stock tasks each waits for its pipe *or* for a wake-up.
 
 A job is no task of the pool, so jobs do not need the broker or the worker's event loop. What is private to Celery and
-billiard here is listed in ``contrib/releases``, and every worker checks that it still exists.
+billiard here is listed, and every worker checks that it still exists.
 """
 
 import fcntl

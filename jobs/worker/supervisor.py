@@ -38,7 +38,6 @@ from jobs.store.identity import NotAdopted
 #: and while none is.
 LOOK, IDLE_LOOK = 0.2, 0.5
 
-
 #: The signal that tells the worker's main process of a dead process that it did not replace; a process without a
 #: handler ignores it. Then the seconds that it has to replace one by itself, and between two such signals.
 REPLACE, REPLACED_WITHIN = signal.SIGURG, 1.0

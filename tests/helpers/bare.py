@@ -10,7 +10,7 @@ from tests.settings import *  # noqa: F403
 from tests.settings import INSTALLED_APPS
 
 INSTALLED_APPS = [app for app in INSTALLED_APPS if not app.startswith("shop") and find_spec(app)]
-EVENTS = "jobs.contrib.messages", "jobs.contrib.operations"
+EVENTS = "jobs.contrib.listening", "jobs.contrib.messages", "jobs.contrib.operations"
 #: What these apps are part of.
 NEEDED = {
     "jobs.events": EVENTS,

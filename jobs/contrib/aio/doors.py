@@ -16,10 +16,6 @@ class Aio(Extension):
         "jobs.worker.supervisor.Supervisor": "jobs.contrib.aio.supervisor.AskingSupervisor",
     }
 
-    def starting(self, worker: Any) -> None:
-        # It makes memory that the worker's processes share.
-        from jobs.contrib.aio import slots  # noqa: F401
-
     def called(self, task: type[Any]) -> None:
         # Not in ``declared()``: by now all extensions have changed the task's function.
         from jobs.contrib.aio import declare

@@ -1,6 +1,6 @@
 """The slots of a process's bodies in the worker's shared memory, and the wish that one of the bodies should end.
 
-The memory of the wishes is made when this module is imported, before the worker forks.
+The memory of the wishes is made when this module is imported: before the worker forks, as ``supervisor.py`` needs it.
 """
 
 from __future__ import annotations

@@ -10,16 +10,6 @@ from jobs.contrib.broker_outages.alarm import alarm
 from jobs.doors import Extension
 
 
-def _on_init(sender: Any = None, **kwargs: Any) -> None:
-    from jobs.contrib.broker_outages import outages
-    from jobs.worker.bootsteps import NodeStep
-
-    # The core has added its own if the worker has tasks of ours.
-    if sender is not None and NodeStep in sender.app.steps["worker"]:
-        sender.app.steps["worker"].add(outages.AlarmStep)
-        sender.app.steps["consumer"].add(outages.OutageStep)
-
-
 def _on_shutting_down(**kwargs: Any) -> None:
     alarm.start()
 
@@ -30,6 +20,11 @@ def _on_shutdown(**kwargs: Any) -> None:
 
 class BrokerOutages(Extension):
     def ready(self) -> None:
-        signals.worker_init.connect(_on_init, dispatch_uid=__name__)
         signals.worker_shutting_down.connect(_on_shutting_down, dispatch_uid=__name__)
         signals.worker_shutdown.connect(_on_shutdown, dispatch_uid=__name__)
+
+    def attaching(self, worker: Any) -> None:
+        from jobs.contrib.broker_outages import outages
+
+        worker.app.steps["worker"].add(outages.AlarmStep)
+        worker.app.steps["consumer"].add(outages.OutageStep)

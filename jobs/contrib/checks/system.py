@@ -262,10 +262,6 @@ def own_tasks(app: Celery) -> dict[str, Any]:
     return {name: task for name, task in app.tasks.items() if is_ours(task)}
 
 
-# Extensions add their checks.
-tuple(extensions.modules("checks"))
-
-
 def unread_settings() -> dict[str, str]:
     """The keys of ``settings.JOBS`` that belong to extensions that are not installed, and the extension of each."""
     return {
@@ -273,3 +269,7 @@ def unread_settings() -> dict[str, str]:
         for name in extensions.folders().keys() - extensions.present().keys()
         for key in getattr(import_module(name), "SETTINGS", ())
     }
+
+
+# Extensions add their checks.
+tuple(extensions.modules("checks"))

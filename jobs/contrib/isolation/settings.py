@@ -15,7 +15,7 @@ class Settings:
     ISOLATION_ALLOW: Sequence[str] = ()
 
 
-#: Same form as in ``jobs.conf``.
+#: What the values must be (see ``jobs/extensions.py``).
 RULES = {
     "ISOLATION": ("raise|warn", "'raise' or 'warn', or None, not {!r}"),
 }

@@ -13,7 +13,7 @@ class Settings:
     KEEP_LOGS: Mapping[str, str] = field(default_factory=dict)
 
 
-#: Same form as in ``jobs.conf``.
+#: What the values must be (see ``jobs/extensions.py``).
 RULES = {
     "KEEP_LOGS": (
         lambda value: isinstance(value, Mapping) and all(each in [*getLevelNamesMapping()] for each in value.values()),

@@ -37,7 +37,7 @@ RECONNECT = 1.0
 
 
 def run(stopping: threading.Event, attempt: Attempt) -> None:
-    """Listen at all databases until the supervisor ends, and tell extensions of that: their threads may wait."""
+    """Listen at all databases until the supervisor ends. Then tell the extensions, whose threads may wait for news."""
     for thread in filter(None, [listener_of(alias, stopping) for alias in conf().DATABASES]):
         thread.start()
     stopping.wait()
@@ -81,10 +81,11 @@ def _listen(alias: str, stopping: threading.Event) -> None:
             names, queues = {news.queue for news in heard}, worker_state.queues
             ours = [news for news in heard if news.queue in queues]
             turns = [turn_of(news, worker_state.node, Rescue.living) for news in ours]
-            if 0 in turns:
-                wakeup.send(ONE if sum(news.jobs for news in ours) == 1 else SOME)
+            # First, because a short job may have ended a moment after the wake-up.
             for hear in extensions.through("heard") if heard else ():
                 hear(names)
+            if 0 in turns:
+                wakeup.send(ONE if sum(news.jobs for news in ours) == 1 else SOME)
             # A stream of news must not put off the next look.
             looks = sorted([*looks[:1], *(now + pause for pause in _pauses(min(turns)))]) if turns else looks
             if (rests_until := worker_state.rests_until) != rested:

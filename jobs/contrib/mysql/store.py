@@ -144,7 +144,7 @@ class MySQL(base.Store):
                 cursor.execute(_LOCK.format(", ".join(["(%s)"] * len(keys))), keys)
                 cursor.execute(f"DELETE FROM jobs_locked_name WHERE name IN ({', '.join(['%s'] * len(keys))})", keys)
 
-    # Sessions of the server
+    # Sessions of the server: what ``jobs.contrib.sessions`` asks of a store, by these names
 
     def end_sessions(self, runs: Sequence[tuple[uuid.UUID, int]]) -> tuple[list[uuid.UUID], set[tuple[str, str]]]:
         [[_, uptime]] = self.ask("SHOW GLOBAL STATUS LIKE 'Uptime'")

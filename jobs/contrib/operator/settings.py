@@ -9,7 +9,7 @@ class Settings:
     METRICS_TOKEN: str | None = None
 
 
-#: Same form as in ``jobs.conf``.
+#: What the values must be (see ``jobs/extensions.py``).
 RULES = {
     "METRICS_TOKEN": (".+", "a text that is hard to guess, or None"),
 }

@@ -21,7 +21,7 @@ def _is_time(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e11
 
 
-#: Same form as in ``jobs.conf``.
+#: What the values must be (see ``jobs/extensions.py``).
 RULES = {
     "RETRY": (_are_times, "a list of times above 0 (in seconds, or timedeltas), or None, not {!r}"),
 }

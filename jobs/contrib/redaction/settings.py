@@ -15,7 +15,7 @@ class Settings:
     REDACT: str | None = None
 
 
-#: Same form as in ``jobs.conf``.
+#: What the values must be (see ``jobs/extensions.py``).
 RULES = {
     "REDACT": (".*", "the dotted path of a function, or None, not {!r}"),
 }

@@ -6,8 +6,8 @@ import time
 from collections.abc import Collection, Iterable
 from typing import Any
 
+from jobs.contrib.results.said import answers_until
 from jobs.doors import Extension
-from jobs.lifecycle.worker_state import worker_state
 
 
 class Results(Extension):
@@ -27,7 +27,7 @@ class Results(Extension):
         heard(told)
 
     def happened(self, jobs: Iterable[Any], using: str, action: str) -> None:
-        if worker_state.answers_until > time.monotonic() and action in ("succeeded", "failed", "cancelled"):
+        if answers_until[0] > time.monotonic() and action in ("succeeded", "failed", "cancelled"):
             from jobs.contrib.results.listener import answer
 
             answer(jobs, using)

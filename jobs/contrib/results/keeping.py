@@ -18,7 +18,7 @@ NOTES = 1.0
 
 
 class Keeping(Supervisor):
-    """Its main thread writes what it hears, while its beats are written."""
+    """Its main thread writes what bodies have said, as long as its last beat was written."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)

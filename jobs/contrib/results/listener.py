@@ -10,7 +10,7 @@ from django.db import Error
 
 from jobs.contrib.listening.news import CHANNEL, send
 from jobs.contrib.listening.notifications import Notifications
-from jobs.lifecycle.worker_state import worker_state
+from jobs.contrib.results.said import answers_until
 from jobs.models import Job
 from jobs.store import databases, of
 
@@ -30,7 +30,7 @@ def answer(jobs: Iterable[Job], using: str) -> None:
 def heard(told: Collection[str] | None) -> None:
     """The supervisor was notified: a caller may wait for results."""
     if told and WAITS in told:
-        worker_state.answers_until = time.monotonic() + ANSWERS
+        answers_until[0] = time.monotonic() + ANSWERS
 
 
 class ResultListener(ExitStack):

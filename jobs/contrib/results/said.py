@@ -11,8 +11,12 @@ from jobs.lifecycle.worker_state import MAX_SLOTS, ProcessState, Text, worker_st
 MOST = 2000
 SIZE = 16 + MOST
 
-#: A text for each slot of the worker state. It is made before the worker forks: ``keeping.py`` imports this.
+#: A text for each slot of the worker state. It is made when this module is imported: before the worker forks, as
+#: ``keeping.py`` needs it.
 memory = mmap.mmap(-1, MAX_SLOTS * SIZE)
+
+#: Until when a caller waits for results, so that the processes announce each end; on the machine's monotonic clock.
+answers_until = memoryview(mmap.mmap(-1, 8)).cast("d")
 
 
 def _of(index: int) -> Text:

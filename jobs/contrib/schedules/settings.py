@@ -11,7 +11,7 @@ class Settings:
     SCHEDULES: str | None = "all"
 
 
-#: Same form as in ``jobs.conf``.
+#: What the values must be (see ``jobs/extensions.py``).
 RULES = {
     "SCHEDULES": ("all|code", "'all' or 'code', or None, not {!r}"),
 }

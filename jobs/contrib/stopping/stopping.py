@@ -1,8 +1,8 @@
 """A worker stops: nothing claims any more, the bodies end, the processes end. This keeps it from hanging.
 
 In a warm stop ``bootsteps.NodeStep.close`` notes in the worker state that the worker stops: ``runner`` claims nothing
-more. Celery's pool then joins its processes, and ``NodeStep.stop`` the threads. A body that does not end would hold
-that up for ever.
+more. Celery's pool then joins its processes, and a step of the worker its threads. A body that does not end would
+hold that up for ever.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ class Settings:
     TRACE: str | None = "link"
 
 
-#: Same form as in ``jobs.conf``.
+#: What the values must be (see ``jobs/extensions.py``).
 RULES = {
     "TRACE": ("link|child", "'link' or 'child', or None, not {!r}"),
 }

@@ -18,7 +18,6 @@ MOST = 1e11
 #: Keys that map names or patterns to options, with an example.
 OPTIONS = {"TASKS": "{'post_office.*': {'atomic': False}}", "QUEUES": "{'mail': {'concurrency': 3}}"}
 
-
 #: What the value of a key that is no number must be (a None that the key allows is not checked): a pattern of its
 #: text, or a function that accepts it; and the words for it. Extensions have rules of theirs (``settings.py``).
 RULES: dict[str, tuple[str | Callable[[Any], bool], str]] = {

@@ -10,7 +10,6 @@ from typing import Any
 from jobs import extensions
 from jobs.conf import conf
 from jobs.conf.logs import log
-from jobs.contrib.unknown_tasks.store import PARKED as WAITS
 from jobs.lifecycle.transitions import PARKED, change_free, error_entry, wait, waiting
 from jobs.lifecycle.worker_state import worker_state
 from jobs.maintenance import Seldom
@@ -63,7 +62,7 @@ def postpone(job: Job, limit: int) -> int:
 
 def ticked(answers: Mapping[str, Mapping[str, Any]]) -> None:
     """The clock has looked: let jobs go if this worker knows their task."""
-    parked = [using for using, found in answers.items() if found[WAITS]]
+    parked = [using for using, found in answers.items() if found["parked"]]
     if parked and not worker_state.is_quiet and worker_state.stopping_for is None:
         databases.everywhere(lambda using: _seldom.take(using, partial(_let_go, using)), parked)
 

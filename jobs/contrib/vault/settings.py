@@ -18,7 +18,7 @@ def _are_names(value: Any) -> bool:
     return isinstance(value, list | tuple | set) and bool(value) and all(isinstance(each, str) for each in value)
 
 
-#: Same form as in ``jobs.conf``.
+#: What the values must be (see ``jobs/extensions.py``).
 RULES = {
     "ENCRYPT": (
         lambda value: isinstance(value, Mapping) and all(each is True or _are_names(each) for each in value.values()),

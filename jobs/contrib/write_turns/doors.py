@@ -10,7 +10,7 @@ from jobs.doors import Extension
 
 
 class WriteTurns(Extension):
-    instead = {"jobs.store.base.turn": "jobs.contrib.write_turns.turns.held"}
+    instead = {"jobs.store.base.write_turn": "jobs.contrib.write_turns.turns.held"}
 
     def starting(self, worker: Any) -> None:
         if any(store.of(alias).has_one_writer for alias in conf().DATABASES):

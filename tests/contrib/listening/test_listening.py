@@ -126,7 +126,6 @@ def test_a_ring_is_a_statement_of_its_own_after_the_commit(monkeypatch):
 def test_what_is_told_stands_beside_the_statement(heard, node):
     """``pg_stat_statements`` would keep a statement for each job whose end is told."""
     driver.prepares()
-    worker_state.answers_until = time.monotonic() + 60
 
     def asked() -> str:
         pid = connection.connection.info.backend_pid
