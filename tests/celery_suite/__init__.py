@@ -46,7 +46,7 @@ def source() -> Path:
     return sdist("celery", celery.__version__)
 
 
-def run(postgres: Postgres | None, *tests: str) -> dict[str, dict[str, str]]:
+def run(postgres: Postgres | None, *tests: str, patience: int = 1) -> dict[str, dict[str, str]]:
     """Run the tests beside real workers; for each test its outcome, and what it says.
 
     They mostly wait: they are dealt out to several processes, each with its own Redis, database and worker.
@@ -54,16 +54,19 @@ def run(postgres: Postgres | None, *tests: str) -> dict[str, dict[str, str]]:
     Parameters:
         postgres: where our jobs live; None: Celery's own task class.
         tests: as in ``differences.toml``; none: all.
+        patience: by how much longer the canvas tests sleep where they trust a fixed time, on a busy machine.
     """
     tests = tests or TESTS
     with tempfile.TemporaryDirectory(prefix="jobs-celery-suite-") as folder:
         top = unpack(Path(folder), "celery", celery.__version__, "t/", "pyproject.toml")
         with ThreadPoolExecutor(HANDS) as hands:
-            parts = hands.map(lambda hand: _run(hand, top, postgres, tests), range(HANDS))
+            parts = hands.map(lambda hand: _run(hand, top, postgres, tests, patience), range(HANDS))
         return {line["test"]: line for part in parts for line in part}
 
 
-def _run(hand: int, folder: Path, postgres: Postgres | None, tests: tuple[str, ...]) -> list[dict[str, str]]:
+def _run(
+    hand: int, folder: Path, postgres: Postgres | None, tests: tuple[str, ...], patience: int
+) -> list[dict[str, str]]:
     redis, results = Redis(), folder / f"results-{hand}"
     environment = {
         **os.environ,
@@ -73,6 +76,7 @@ def _run(hand: int, folder: Path, postgres: Postgres | None, tests: tuple[str, .
         "REDIS_HOST": "127.0.0.1",
         "REDIS_PORT": str(redis.port),
         "CELERY_SUITE_HAND": f"{hand}/{HANDS}",
+        "CELERY_SUITE_PATIENCE": str(patience),
         "CELERY_SUITE_RESULTS": str(results),
     }
     environment.pop("DJANGO_SETTINGS_MODULE", None)

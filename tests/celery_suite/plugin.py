@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 from celery.app.control import Inspect
@@ -72,6 +73,11 @@ def start_worker(app, pool, **kwargs):
 def pytest_collection_modifyitems(items) -> None:
     known, (hand, hands) = differences(), map(int, os.environ["CELERY_SUITE_HAND"].split("/"))
     items[:] = [item for item in items if not IS_OURS or _name(item.nodeid) not in known["stock"]][hand::hands]
+    if (patience := int(os.environ["CELERY_SUITE_PATIENCE"])) > 1:
+        # Fifty jobs have to be over a second after their call.
+        from t.integration import test_canvas
+
+        test_canvas.sleep = lambda seconds: time.sleep(seconds * patience if seconds >= 1 else seconds)
     for item in items:
         seconds = KNOWN if _name(item.nodeid) in known["ours"] | known["either"] else LONGEST
         item.add_marker(pytest.mark.timeout(seconds, method="signal"), append=False)

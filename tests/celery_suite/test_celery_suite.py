@@ -17,20 +17,20 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def failed() -> dict[str, str]:
-    """What failed, and how. What is not expected to fail is run once more: this machine may be busy."""
+    """What failed, and how. What is not expected to fail is run once more, and with more time: the machine may be busy."""
     try:
         source()
     except Missing as exc:
         not_installed(str(exc))
 
-    def fail(*tests: str) -> dict[str, str]:
-        found = run(server(Postgres), *tests)
+    def fail(*tests: str, patience: int = 1) -> dict[str, str]:
+        found = run(server(Postgres), *tests, patience=patience)
         assert found, "no test was run"
         return {test: line["says"] for test, line in found.items() if line["outcome"] == "failed"}
 
     first = fail()
     surprises = first.keys() - differences()["ours"].keys() - differences()["either"].keys()
-    again = fail(*surprises) if surprises else {}
+    again = fail(*surprises, patience=10) if surprises else {}
     return {test: says for test, says in (first | again).items() if test not in surprises or test in again}
 
 
