@@ -19,7 +19,7 @@ from jobs.models import LIVE, Job, State
 from jobs.models.fields import uuid7
 from jobs.models.values import check_size
 from jobs.store import databases
-from jobs.store.sessions import has_begun, session_of
+from jobs.store.sessions import quoted, session_of
 
 _LIVE = "state IN ('scheduled', 'ready', 'running')"
 
@@ -142,13 +142,9 @@ def release_first(using: str, key: str) -> str | None:
 
 def _release_postgresql(using: str, key: str) -> str | None:
     """In one message to the server. The second statement sees what was committed before it got the lock."""
-    session, connection = session_of(using), connections[using]
-    name = session.literal(key)
-    begin = session.BEGIN if connection.in_atomic_block and not has_begun(connection) else ""
-    with session.wrap:
-        return session.send(
-            f"{begin}{_LOCK.format(keys=f'ARRAY[{name}]')}; {RELEASE.format(key=name, now='statement_timestamp()')}"
-        )
+    name = quoted(key)
+    lock, release = _LOCK.format(keys=f"ARRAY[{name}]"), RELEASE.format(key=name, now="statement_timestamp()")
+    return session_of(using).send(lock, release)
 
 
 def _release_mysql(using: str, key: str) -> str | None:

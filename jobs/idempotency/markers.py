@@ -8,8 +8,7 @@ a second process from starting.
 
 from typing import Any
 
-from django.db import OperationalError, connections, transaction
-from django.db.models import QuerySet
+from django.db import OperationalError, connections
 from django.db.models.functions import Now
 
 from jobs import store
@@ -74,14 +73,3 @@ def take(key: str, kind: str, using: str, job: Any, fingerprint: str = "", wait:
         # The transaction is aborted, even if the caller catches this.
         connection.needs_rollback = True
         raise Busy(f"another transaction is at {key!r}, and did not end within {wait:g} s") from exc
-
-
-def expired(using: str) -> QuerySet[Marker]:
-    return Marker.objects.using(using).filter(expires_at__lte=Now())
-
-
-def delete_expired(using: str, limit: int) -> int:
-    """Delete one batch. Race: a body that takes over an expired marker has locked it; prune does not wait for it."""
-    with transaction.atomic(using=using):
-        keys = list(databases.free(expired(using)).values_list("pk", flat=True)[:limit])
-        return Marker.objects.using(using).filter(store.of(using).among("pk", keys))._raw_delete(using) if keys else 0

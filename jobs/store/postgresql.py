@@ -7,8 +7,8 @@ import json
 import random
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from functools import cache, lru_cache
+from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, Literal
 
 from django.db import DataError, OperationalError, transaction
@@ -19,7 +19,7 @@ from jobs.models import Job
 from jobs.models.columns import BY_ORDER, ORDER, Part, named
 from jobs.store import base, databases
 from jobs.store.base import COMMITTED_WITHIN, RUNS, Claim, Seen, Since
-from jobs.store.sessions import Session, has_begun, literal, session_of
+from jobs.store.sessions import Session, literal, quoted, session_of
 
 #: The jobs of a queue that a node may claim.
 READY = """state = 'ready' AND held IS NULL AND queue = {queue}
@@ -134,24 +134,9 @@ SELECT own FROM unnest({queues}::text[]) AS own
 WHERE ({first}) IS NOT NULL AND NOT EXISTS (SELECT 1 FROM jobs_pause WHERE queue = own)
 """
 
-#: After how many calls over one connection it is worth while to prepare the INSERT.
-OFTEN = 5
-
-_JSON = frozenset({"args", "kwargs", "options"})
-
-
-@cache
-def _typed(types: str, template: str) -> str:
-    """The statement as it is prepared."""
-    return f"({types}) AS {template.format(*(f'${place}' for place in range(1, types.count(',') + 2)))}"
-
 
 def json_literal(value: Any) -> str:
-    if value is None:
-        return "NULL"
-    text = json.dumps(value).replace("'", "''")
-    # With standard_conforming_strings off a backslash would be lost.
-    return "E'" + text.replace("\\", "\\\\") + "'" if "\\" in text else f"'{text}'"
+    return "NULL" if value is None else quoted(json.dumps(value))
 
 
 class Among(Func):
@@ -169,28 +154,6 @@ class PostgreSQL(base.Store):
         return session_of(self.using)
 
     # A call
-
-    def insert(self, job: Job, columns: tuple[str, ...], is_frozen: bool) -> int:
-        connection, sql = self.connection, self.insert_sql(columns, is_frozen)
-        values = [text_of(name, job.__dict__[name]) for name in columns]
-        if self.is_often():
-            connection.validate_no_broken_transaction()
-            return self.session.insert(sql, values)
-        with connection.cursor() as cursor:
-            cursor.execute(sql, values)
-            done: int = cursor.rowcount
-        return done
-
-    def is_often(self) -> bool:
-        """Whether it is worth while to prepare a statement here: Django's own cursor shows what it executes."""
-        connection: Any = self.connection
-        if connection.queries_logged or connection.execute_wrappers:
-            return False
-        calls = getattr(connection.connection, "_jobs_calls", 0)
-        # A connection of psycopg2 takes no attributes, and prepares nothing.
-        with suppress(AttributeError):
-            connection.connection._jobs_calls = calls + 1
-        return bool(calls >= OFTEN)
 
     @property
     def batch_size(self) -> int | None:  # type: ignore[override]
@@ -246,9 +209,8 @@ class PostgreSQL(base.Store):
         return [queue for [queue] in self.session.fetch(sql, {"queues": list(queues)})]
 
     def _first(self, sql: str) -> str | None:
-        # Over Django's cursor, or psycopg's, it takes five times as long.
-        with (session := self.session).wrap:
-            return session.send(sql)
+        # psycopg's cursor takes five times as long.
+        return self.session.send(sql)
 
     def has_running(self) -> bool:
         return self._first(RUNS) is not None
@@ -256,9 +218,9 @@ class PostgreSQL(base.Store):
     def look(self, queues: Sequence[str], more: Iterable[str], since: Since | None = None) -> Seen:
         more = [*more]
         sql, _ = self._look_sql(queues, more, since)
-        sql = sql % f"ARRAY[{', '.join(map(self.session.literal, queues))}]"
+        sql = sql % f"ARRAY[{', '.join(map(quoted, queues))}]"
         names = ", ".join(("now", "due", "late", *(f"answer{number}" for number in range(2 + len(more)))))
-        found = self._first(f"SELECT json_build_array({names}) FROM ({sql}) AS seen ({names})")
+        found = self._first(f"SELECT json_build_array({names})::text FROM ({sql}) AS seen ({names})")
         *times, is_asked, is_ready = (found := json.loads(str(found)))[:5]
         now, due, late = (each and datetime.datetime.fromisoformat(each) for each in times)
         return Seen(now, due, late, is_asked, is_ready, tuple(found[5:]))
@@ -271,13 +233,6 @@ class PostgreSQL(base.Store):
         return self.session.execute(RENEW, {"token": token, "id": job.pk, "before": job.token}) == 1
 
     # A run
-
-    def prepare_body(self) -> None:
-        if self.connection.in_atomic_block:
-            count_begins(self.connection)
-
-    def has_ended(self) -> bool:
-        return has_ended(self.connection)
 
     def succeed(self, job: Job, result: Any, runtime: float, is_synced: bool = True) -> bool:
         """If the transaction is the body's own, the COMMIT is sent in the same message to the server."""
@@ -307,20 +262,8 @@ class PostgreSQL(base.Store):
     def _last(
         self, types: str, template: str, values: Sequence[str], point: str, commits: bool
     ) -> str | Literal[False] | None:
-        connection, session = self.connection, self.session
-        begin = commit = ""
-        # Inside a savepoint the transaction is not the body's own. A test may want to stop before the commit.
-        is_own = connection.in_atomic_block and not connection.savepoint_ids and not is_armed(point)
-        if has_begun(connection):
-            commit = session.COMMIT if is_own and commits else ""
-        elif connection.in_atomic_block and not is_own:
-            # Else the body executed nothing, and the statement commits by itself; the server would warn of a COMMIT.
-            begin = session.BEGIN
         try:
-            with session.wrap:
-                name = session.prepared(_typed(types, template))
-                sql = f"EXECUTE {name}({', '.join(values)})" if name else template.format(*values)
-                return session.send(begin + sql + commit)
+            return self.session.send_last(types, template, values, commits, is_armed(point))
         except DataError as exc:
             if databases.sqlstate(exc) != databases.DIVISION_BY_ZERO:
                 raise
@@ -360,31 +303,3 @@ def claim_sql(queue: str, limit: int, is_after: bool, is_without: bool, is_only:
     words = {"after": AFTER if is_after else "", "without": tasks, "order": BY_ORDER}
     words |= {"ready": READY.format(queue=literal(queue))}
     return CLAIM.format(first=_FIRST.format(limit=limit, **words), columns=", ".join(named(Part.CLAIM)))
-
-
-def text_of(name: str, value: Any) -> str | None:
-    """A value as PostgreSQL reads it."""
-    if name in _JSON:
-        return json.dumps(value) if value or name != "options" else None
-    return None if value is None else str(value)
-
-
-def count_begins(connection: Any) -> None:
-    """Count from now on how many transactions psycopg begins. (psycopg2 does not show it.)"""
-    raw = connection.connection
-    if not hasattr(raw, "_get_tx_start_command"):
-        return
-    if not hasattr(raw, "_jobs_begun"):
-        begin = raw._get_tx_start_command
-
-        def counted() -> bytes:
-            raw._jobs_begun += 1
-            return begin()
-
-        raw._get_tx_start_command = counted
-    raw._jobs_begun = int(has_begun(connection))
-
-
-def has_ended(connection: Any) -> bool:
-    begun = getattr(connection.connection, "_jobs_begun", 0)
-    return bool(begun > 1 or (begun == 1 and not has_begun(connection)))

@@ -17,7 +17,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def failed() -> dict[str, str]:
-    """What failed, and how. What is not expected to fail is run once more, and with more time: the machine may be busy."""
+    """What failed, and how. What nobody expects is run again, with more time: this machine may be busy."""
     try:
         source()
     except Missing as exc:

@@ -119,7 +119,7 @@ def test_idle_connections_exhaust_the_server(ledger, database):
         assert not Job.objects.filter(crashes__gt=0).exists()
 
 
-@guard(Without("jobs.store.sessions:Session.__init__", "True", clause="pid[0] == raw.info.backend_pid"))
+@guard(Without("jobs.store.sessions:Session.__init__", "True", clause="pid == self.raw.info.backend_pid"))
 def test_dead_worker_behind_a_pooler(ledger, database, tmp_path):
     """The server processes that it used serve others by now, who are not to be hurt.
 
@@ -149,7 +149,7 @@ def locks_two(key, first, second):
 
 @guard(Without("jobs.execution.pipeline:_is_conflict", "False"))
 @guard(
-    Without("jobs.store.sessions:Session.prepared", "vars(self)", clause='getattr(known, "_names", None)'),
+    Without("jobs.contrib.psycopg3.session:Preparing.prepared", "vars(self)", clause='getattr(known, "_names", None)'),
 )
 def test_deadlocks(ledger):
     """Two kinds of bodies lock the same two rows in opposite order, again and again.

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from jobs.store.sessions import Session
+from tests.helpers import driver
 from tests.helpers.concurrency import Elsewhere, cut
 
 #: What goes past Django's cursor.
-PAST = "send", "fetch", "execute", "insert"
+PAST = "_send", "fetch", "execute", "insert"
 
 
 def cut_everywhere(action: Callable[[], Any], is_told: bool = True) -> Iterator[int]:
@@ -41,7 +41,7 @@ def cut_everywhere(action: Callable[[], Any], is_told: bool = True) -> Iterator[
 
 
 def _attempt(action: Callable[[], Any], reach: Callable[[], None]) -> None:
-    connection.ensure_connection()
+    session = driver.session_class()
     own, commit, is_inside = threading.get_ident(), connection._commit, False
 
     def reached(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -63,7 +63,7 @@ def _attempt(action: Callable[[], Any], reach: Callable[[], None]) -> None:
         with ExitStack() as stack:
             patch = stack.enter_context(pytest.MonkeyPatch.context())
             for name in PAST:
-                patch.setattr(Session, name, reached(getattr(Session, name)))
+                patch.setattr(session, name, reached(getattr(session, name)))
             stack.enter_context(connection.execute_wrapper(lambda execute, *given: reached(execute)(*given)))
             action()
     finally:

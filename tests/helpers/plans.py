@@ -14,9 +14,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from jobs import extensions
 from jobs.models import Job, Marker, Node
-from jobs.store import sessions
 from tests.helpers import driver
 
 ROWS = 100_000
@@ -187,10 +185,12 @@ def explained_generically(sql: str, values: dict) -> str:
 
 def statements_of(action) -> list[str]:
     """What it reads and writes of jobs: what goes past Django's cursor, then the rest as Django says it."""
-    kind, asked = extensions.instead(sessions.Session) if driver.is_plain() else sessions.Session, []
-    send = kind.send
+    asked: list[str] = []
     with CaptureQueriesContext(connection) as queries, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kind, "send", lambda session, sql: (asked.append(sql), send(session, sql))[1])
+        if connection.vendor == "postgresql":
+            kind = driver.session_class()
+            send = kind.send
+            patch.setattr(kind, "send", lambda session, *sql: (asked.extend(sql), send(session, *sql))[1])
         action()
     asked += [query["sql"] for query in queries]
     return [sql for sql in asked if "jobs_job" in sql and sql.lstrip().startswith(("SELECT", "UPDATE", "WITH"))]

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from io import StringIO
 from typing import Any
 
+from jobs.contrib.psycopg3.store import text_of
 from jobs.models import Job
 from jobs.models.columns import Part, named
 from jobs.store import databases
-from jobs.store.postgresql import PostgreSQL, text_of
+from jobs.store.postgresql import PostgreSQL
 
 _ESCAPED = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
 

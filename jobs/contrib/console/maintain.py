@@ -13,9 +13,8 @@ from django.core.management.base import CommandError
 
 from jobs.conf import conf
 from jobs.contrib.console.base import DRY_RUN, JobsCommand, option, project_app, subcommand
-from jobs.contrib.pruning.prune import Prune, is_over, unneeded
+from jobs.contrib.pruning.prune import Prune, expired, is_over, unneeded
 from jobs.contrib.sessions import links
-from jobs.idempotency import markers
 from jobs.maintenance.rescue import Rescue
 from jobs.models import Job
 from jobs.store import databases, identity
@@ -62,7 +61,7 @@ def prune(out: JobsCommand, args: Namespace) -> None:
 def to_prune() -> dict[str, int]:
     """What is to be deleted; a job that only an expired marker keeps is not counted yet."""
     jobs = (unneeded(Job.objects.filter(is_over(alias)), alias).count() for alias in conf().DATABASES)
-    return {"jobs": sum(jobs), "markers": sum(markers.expired(alias).count() for alias in conf().DATABASES)}
+    return {"jobs": sum(jobs), "markers": sum(expired(alias).count() for alias in conf().DATABASES)}
 
 
 def _repeat(

@@ -15,7 +15,7 @@ from jobs.contrib.durable.models import Signal, Step
 from jobs.models import AWAITING, Job
 from jobs.store import databases
 from jobs.store.postgresql import json_literal
-from jobs.store.sessions import session_of
+from jobs.store.sessions import quoted, session_of
 
 #: Check the fence, and that the job was not asked to end (``History._hold``); then write the row. If a check fails,
 #: 0 / 0 is an error, and nothing commits.
@@ -98,9 +98,8 @@ def write_done(
     at: Any = store.of(str(job._state.db))
     if not at.writes_at_once:
         return None
-    text = session_of(at.using).literal
     own = f"'{job.pk}'", str(job.lease), str(job.token), str(heeds)
-    said = text(step.name), text(str(step.kind)), json_literal(step.result), text(step.key)
+    said = quoted(step.name), quoted(str(step.kind)), json_literal(step.result), quoted(step.key)
     last = json_literal(step.on_cancel), f"{took:.6f}", f"'{deadline.isoformat()}'" if deadline else "NULL"
     if not takes:
         return bool(at.write_last(_TYPES, _DONE, (*own, *said, *last), "before_step"))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from jobs.store.postgresql import PostgreSQL, count_begins, has_ended
+from jobs.contrib.psycopg3.store import count_begins, has_ended
+from jobs.store.postgresql import PostgreSQL
 from jobs.store.sessions import has_begun
 
 

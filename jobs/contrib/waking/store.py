@@ -36,11 +36,7 @@ def wake_first(using: str, what: str, columns: Mapping[str, Any], told: tuple[st
     if told is not None:
         values |= {"channel": told[0], "told": told[1]}
     sql = wake_sql(columns, at.connection.get_autocommit(), told is not None)
-    if at.is_often():
-        return next((queue for queue, *_ in at.session.fetch(sql, values)), None)
-    with at.connection.cursor() as cursor:
-        cursor.execute(sql, values)
-        return next((queue for queue, *_ in cursor.fetchall()), None)
+    return next((queue for queue, *_ in at.session.fetch(sql, values)), None)
 
 
 def wake_sql(columns: Mapping[str, Any], is_alone: bool, tells: bool) -> str:

@@ -23,10 +23,10 @@ from jobs.contrib.durable.history import History
 from jobs.contrib.durable.models import Signal, Step
 from jobs.contrib.messages import receiving
 from jobs.contrib.operations import by_hand
+from jobs.contrib.psycopg3 import session
 from jobs.lifecycle import transitions
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job
-from jobs.store import sessions
 from jobs.testing import run_jobs, send_signal
 from jobs.worker.runner import Runner
 from tests import tasks
@@ -706,7 +706,7 @@ def test_a_replay_reads_all_steps_with_one_statement(monkeypatch):
 def test_a_signal_wakes_its_job_with_one_statement_and_is_taken_with_one(node, tmp_path, monkeypatch):
     driver.prepares()
     # A busy process has them planned anew each second.
-    monkeypatch.setattr(sessions, "PLANNED", 1e9)
+    monkeypatch.setattr(session, "PLANNED", 1e9)
     worker_state.queues = [current_app.conf.task_default_queue]
     runner = Runner(current_app._get_current_object(), "here")
     for _ in range(2):

@@ -31,6 +31,7 @@ from jobs.store.sessions import Session
 from tests import tasks
 from tests.contrib.fair import tasks as bodies
 from tests.faults.worker import Worker
+from tests.helpers import driver
 from tests.helpers.plans import analyze
 from tests.helpers.servers import wait_for
 
@@ -300,17 +301,17 @@ def test_a_plain_queue_is_claimed_by_the_plain_statement(monkeypatch):
     asked = []
     for claimer in (claims.Claimer(), FairClaimer()):
         with CaptureQueriesContext(connection) as queries, monkeypatch.context() as patch:
-            said = [] if connection.vendor == "postgresql" else queries
-            patch.setattr(Session, "fetch", noted(said) if connection.vendor == "postgresql" else Session.fetch)
+            said = queries
+            if connection.vendor == "postgresql":
+                said, session = [], driver.session_class()
+                patch.setattr(session, "fetch", noted(session.fetch, said))
             assert len(claimer.claim("default", "celery", worker_state.node, 5)) == 5
         asked.append([re.sub(r"\b\d{5,}\b|'[0-9a-f-]{32,}'", "?", str(each["sql"])) for each in said])
     assert asked[0] == asked[1]
     assert asked[0]
 
 
-def noted(said: list[dict[str, str]]) -> Callable[..., object]:
-    fetch = Session.fetch
-
+def noted(fetch: Callable[..., object], said: list[dict[str, str]]) -> Callable[..., object]:
     def note(session: Session, sql: str, values: object) -> object:
         said.append({"sql": sql})
         return fetch(session, sql, values)

@@ -9,9 +9,9 @@ import pytest
 from celery import current_app, shared_task
 from django.db import connection, transaction
 
+from jobs.contrib.psycopg3.session import Preparing
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job, Node
-from jobs.store import sessions
 from proof.guards import OUT, taken_out
 from tests.conftest import server
 from tests.faults.database import AWAY, ServerTemplate
@@ -115,8 +115,8 @@ def test_it_costs_no_round_trip_more(node, monkeypatch):
     if connection.vendor != "postgresql":
         pytest.skip("there is no such setting")
     sent: list[str] = []
-    send = sessions.Session.send
-    monkeypatch.setattr(sessions.Session, "send", lambda session, sql: [sent.append(sql), send(session, sql)][1])
+    send = Preparing._send
+    monkeypatch.setattr(Preparing, "_send", lambda session, sql: [sent.append(sql), send(session, sql)][1])
     for task in (synced, relaxed, synced, relaxed):
         deliver(task.delay("a"))
     for _, last in zip(range(2), reversed(sent), strict=False):

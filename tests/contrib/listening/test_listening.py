@@ -23,7 +23,7 @@ from jobs.lifecycle import wakeups
 from jobs.lifecycle.wakeups import ONE, SOME, Wakeup
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job
-from jobs.store import databases, sessions
+from jobs.store import databases
 from tests import tasks
 from tests.helpers import driver
 from tests.helpers.concurrency import Elsewhere
@@ -108,7 +108,7 @@ def test_a_ring_is_a_statement_of_its_own_after_the_commit(monkeypatch):
     if connection.vendor != "postgresql":
         pytest.skip("nobody rings elsewhere")
     sent = []
-    kind = type(sessions.session_of("default"))
+    kind = driver.session_class()
     notify = kind.notify
 
     def note(session, channel, payloads):

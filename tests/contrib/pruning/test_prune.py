@@ -17,11 +17,13 @@ from django.utils import timezone
 from jobs.conf import conf
 from jobs.contrib.pruning import prune, worker
 from jobs.contrib.pruning.prune import Prune
+from jobs.idempotency import markers
 from jobs.lifecycle import transitions
 from jobs.lifecycle.worker_state import worker_state
 from jobs.models import Job, Marker, Node
 from jobs.worker import supervisor
 from tests import tasks
+from tests.helpers.concurrency import Elsewhere, open_transaction
 from tests.helpers.harness import deliver
 from tests.helpers.plans import ROWS, assert_indexed, make_history
 from tests.helpers.rows import make, make_node
@@ -161,8 +163,20 @@ def test_it_says_whether_a_round_was_not_enough():
 
 def test_markers_take_no_more_than_half_of_the_time(monkeypatch):
     make("succeeded", age=2 * DAY)
-    monkeypatch.setattr(prune.markers, "delete_expired", lambda *args: (time.sleep(0.01), 1)[1])
+    monkeypatch.setattr(prune, "_delete_markers", lambda *args: (time.sleep(0.01), 1)[1])
     assert Prune().run_once(budget=0.1)["jobs"] == 1
+
+
+@pytest.mark.database
+def test_prune_does_not_wait_for_a_body_that_takes_a_marker_over():
+    if connection.vendor != "postgresql":
+        pytest.skip("SQLite has one writer")
+    assert markers.take("k", "once", "default", None)
+    Marker.objects.update(expires_at=transitions.now_plus(-1))
+    with open_transaction(lambda: markers.take("k", "once", "default", None)):
+        pruned = Elsewhere(lambda: Prune().run_once()["markers"])
+        assert pruned.result(5) == 0
+    assert Marker.objects.count() == 1
 
 
 def test_the_oldest_worker_prunes():

@@ -18,8 +18,9 @@ from jobs.contrib.short_looks.claims import ShortClaimer
 from jobs.lifecycle.worker_state import worker_state
 from jobs.maintenance import clock
 from jobs.models import Job
-from jobs.store import postgresql, sessions
+from jobs.store import postgresql
 from tests import tasks
+from tests.helpers import driver
 from tests.helpers.concurrency import open_transaction
 from tests.helpers.plans import statements_of
 from tests.helpers.rows import fill, make
@@ -108,7 +109,7 @@ def test_an_empty_look_from_the_place_on_goes_back_to_the_start(node, monkeypatc
 def test_after_a_job_that_came_alone_one_look_finds_nothing(node, monkeypatch):
     """A place behind it would make two of it: nothing stands there."""
     on_postgresql()
-    kind = type(sessions.session_of("default"))
+    kind = driver.session_class()
     asked, fetch = [], kind.fetch
     monkeypatch.setattr(kind, "fetch", lambda *args: (asked.append(args[1]), fetch(*args))[1])
     make()

@@ -174,18 +174,6 @@ def test_other_databases_do_it_with_a_savepoint(monkeypatch):
         assert markers.take("k", "once", "default", None)
 
 
-@pytest.mark.database
-def test_prune_does_not_wait_for_a_body_that_takes_a_marker_over():
-    if connection.vendor != "postgresql":
-        pytest.skip("SQLite has one writer")
-    assert markers.take("k", "once", "default", None)
-    Marker.objects.update(expires_at=transitions.now_plus(-1))
-    with open_transaction(lambda: markers.take("k", "once", "default", None)):
-        pruned = Elsewhere(lambda: markers.delete_expired("default", 100))
-        assert pruned.result(5) == 0
-    assert Marker.objects.count() == 1
-
-
 def test_other_tasks_of_the_same_key_are_a_mistake_too(node):
     deliver(tasks.marked.delay("a"))
     Marker.objects.update(key="welcome:5")

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 
 import pytest
 from celery import Celery, current_app
-from django.db import OperationalError, connection, connections, transaction
+from django.db import OperationalError, connection, connections
 from django.db.models import TextField, Value
 from django.db.models.functions import Cast, Concat, Now
 from django.utils import timezone
@@ -606,43 +606,6 @@ def full(request, node):
     yield
     with connection.cursor() as cursor:
         cursor.execute(f"ALTER TABLE {live()} RESET (autovacuum_enabled)")
-
-
-def test_a_plan_that_was_made_for_an_empty_table_is_given_up(node, monkeypatch):
-    """The server keeps it until the statistics are renewed, which takes a minute or longer."""
-    on_postgresql()
-    driver.prepares()
-
-    def claim_and_succeed() -> list[str]:
-        [job] = Claimer().claim("default", QUEUE, node.pk, 1)
-        with transaction.atomic():
-            Job.objects.filter(pk=node.pk).exists()
-            assert transitions.succeed(job, None, 0.1)
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT name, cardinality(parameter_types) FROM pg_prepared_statements")
-            plans = []
-            for name, number in cursor.fetchall():
-                cursor.execute(f"EXPLAIN EXECUTE {name}({', '.join(['NULL'] * number)})")
-                plans.append("\n".join(row[0] for row in cursor.fetchall()))
-        return plans
-
-    with connection.cursor() as cursor:
-        cursor.execute(f"ALTER TABLE {live()} SET (autovacuum_enabled = false)")
-        cursor.execute("VACUUM ANALYZE jobs_job")
-    try:
-        monkeypatch.setattr(sessions, "PLANNED", 3600.0)
-        fill("ready", 10)
-        for _ in range(10):
-            before = claim_and_succeed()
-        fill("ready", 20_000)
-        assert claim_and_succeed() == before
-        assert len(before) == 2
-        assert all("Seq Scan on jobs_job" in plan for plan in before)
-        sessions.session_of("default")._plan_at = 0.0
-        assert not any("Seq Scan on jobs_job" in plan for plan in claim_and_succeed())
-    finally:
-        with connection.cursor() as cursor:
-            cursor.execute(f"ALTER TABLE {live()} RESET (autovacuum_enabled)")
 
 
 @pytest.mark.timeout(300)

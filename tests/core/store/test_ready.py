@@ -9,7 +9,7 @@ from django.test.utils import CaptureQueriesContext
 from jobs import store
 from jobs.models import Job, Pause
 from jobs.models.fields import uuid7
-from jobs.store import base, sessions
+from jobs.store import base
 from tests import tasks
 from tests.helpers import driver
 from tests.helpers.rows import make
@@ -53,8 +53,8 @@ def test_a_look_at_many_queues_reads_a_page_or_two_of_each():
         assert not at.has_ready(QUEUES[1:10], is_short=True)
     asked += [query["sql"] for query in queries]
     with pytest.MonkeyPatch.context() as patch:
-        fetch = sessions.Session.fetch
-        patch.setattr(sessions.Session, "fetch", lambda *args: (asked.append(args[1:]), fetch(*args))[1])
+        fetch = driver.session_class().fetch
+        patch.setattr(driver.session_class(), "fetch", lambda *args: (asked.append(args[1:]), fetch(*args))[1])
         assert len(at.with_ready(QUEUES)) == 21
     assert len(asked) == 3
     for each in asked:
