@@ -180,8 +180,9 @@ def test_a_ring_that_fails_is_no_error_and_leaves_a_sound_connection(heard, auto
 @pytest.fixture
 def listening(monkeypatch):
     """A listener of this worker, and the wake-up that it rings."""
-    wakeup, stopping = Wakeup(), threading.Event()
+    wakeup, stopping, looked, look = Wakeup(), threading.Event(), threading.Event(), listener._look
     monkeypatch.setattr(listener, "wakeup", wakeup)
+    monkeypatch.setattr(listener, "_look", lambda alias: (look(alias), looked.set()))
     worker_state.queues = [queue()]
     thread = listener.listener_of("default", stopping)
     if thread is None:
@@ -189,7 +190,7 @@ def listening(monkeypatch):
     slot = worker_state.take()
     thread.start()
     # The first look finds nothing.
-    time.sleep(0.3)
+    assert looked.wait(20)
     yield wakeup
     stopping.set()
     thread.join(5)
