@@ -33,6 +33,11 @@ def make(job: Job, task: Any, app: Celery, hostname: str, run: Run | None = None
     headers = headers_of(job, app, options, task)
     own, reply_to, priority = options.get("headers"), options.get("reply_to", ""), job.priority or 0
     own = decoded(own) if own else {}
+    before = current.set(run or current.get())
+    try:
+        contents = given(job)
+    finally:
+        current.reset(before)
     made: dict[str, Any] = {
         **headers,
         **own,
@@ -48,7 +53,7 @@ def make(job: Job, task: Any, app: Celery, hostname: str, run: Run | None = None
         },
         "is_eager": False,
         "called_directly": False,
-        **(given(job) if run is None else given_to(run)),
+        **contents,
     }
     if own and extensions.instead(seen)(job) is not job:
         # A call by name brought its own texts in the message: replace them.
@@ -106,15 +111,6 @@ def _longest(app: Celery) -> int:
 @lru_cache(maxsize=1)
 def _origin(pid: int) -> str:
     return str(anon_nodename())
-
-
-def given_to(run: Run) -> dict[str, Any]:
-    """The same as :func:`given`, with what only the run may read."""
-    before = current.set(run)
-    try:
-        return given(run.job)
-    finally:
-        current.reset(before)
 
 
 def given(job: Job) -> dict[str, Any]:

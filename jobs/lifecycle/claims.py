@@ -74,9 +74,9 @@ class Claimer:
         """Seconds until a claim may find a job that was not there before, and that no wake-up tells of."""
         return float("inf")
 
-    def may_find_more(self, jobs: Sequence[Job], asked: int) -> bool:
-        """Whether there is probably more, after a claim of so many found these."""
-        return len(jobs) == asked
+    def may_find_more(self, jobs: Sequence[Job]) -> bool:
+        """Whether there is probably more, although a claim found only these."""
+        return False
 
     def note_left(self, jobs: Iterable[Job]) -> None:
         """The jobs of a claim have ended, or wait again."""

@@ -208,19 +208,16 @@ class PostgreSQL(base.Store):
         sql = WITH_READY.format(queues="%(queues)s", first=FIRST)
         return [queue for [queue] in self.session.fetch(sql, {"queues": list(queues)})]
 
-    def _first(self, sql: str) -> str | None:
-        # psycopg's cursor takes five times as long.
-        return self.session.send(sql)
-
     def has_running(self) -> bool:
-        return self._first(RUNS) is not None
+        return self.session.send(RUNS) is not None
 
     def look(self, queues: Sequence[str], more: Iterable[str], since: Since | None = None) -> Seen:
         more = [*more]
         sql, _ = self._look_sql(queues, more, since)
         sql = sql % f"ARRAY[{', '.join(map(quoted, queues))}]"
         names = ", ".join(("now", "due", "late", *(f"answer{number}" for number in range(2 + len(more)))))
-        found = self._first(f"SELECT json_build_array({names})::text FROM ({sql}) AS seen ({names})")
+        # Psycopg's cursor takes five times as long.
+        found = self.session.send(f"SELECT json_build_array({names})::text FROM ({sql}) AS seen ({names})")
         *times, is_asked, is_ready = (found := json.loads(str(found)))[:5]
         now, due, late = (each and datetime.datetime.fromisoformat(each) for each in times)
         return Seen(now, due, late, is_asked, is_ready, tuple(found[5:]))
@@ -237,31 +234,27 @@ class PostgreSQL(base.Store):
     def succeed(self, job: Job, result: Any, runtime: float, is_synced: bool = True) -> bool:
         """If the transaction is the body's own, the COMMIT is sent in the same message to the server."""
         values = json_literal(result), f"{runtime:.6f}", f"'{job.pk}'", str(job.lease), str(job.token)
-        return self.write_last(_SUCCEED_TYPES, SUCCEED if is_synced else RELAXED, values, "after_completion")
+        template = SUCCEED if is_synced else RELAXED
+        return self.write_last(_SUCCEED_TYPES, template, values, "after_completion") is not False
 
     def succeed_all(self, done: Sequence[tuple[Job, Any, float]], is_synced: bool) -> bool:
         names = "id", "lease", "token", "result", "runtime"
         rows = [(str(job.pk), job.lease, job.token, result, took) for job, result, took in done]
         values = json_literal([dict(zip(names, row, strict=True)) for row in rows]), str(len(rows))
-        return self.write_last("json, int", SUCCEED_ALL if is_synced else ALL_RELAXED, values, "after_completion")
+        template = SUCCEED_ALL if is_synced else ALL_RELAXED
+        return self.write_last("json, int", template, values, "after_completion") is not False
 
-    def write_last(self, types: str, template: str, values: Sequence[str], point: str) -> bool:
-        """Execute the last statement of a transaction, and send the COMMIT with it. False: the run lost its job.
+    def write_last(
+        self, types: str, template: str, values: Sequence[str], point: str, commits: bool = True
+    ) -> str | Literal[False] | None:
+        """Execute the last statement of a transaction; returns its first value as text. False: the run lost its job.
 
         Parameters:
             template: the statement with places for ``values`` of these ``types``. It divides by zero if it finds no
                 row that the fence allows. The values are SQL literals.
             point: the sync point between the statement and its commit.
+            commits: the session may send the COMMIT with it, if it can.
         """
-        return self._last(types, template, values, point, commits=True) is not False
-
-    def ask_last(self, types: str, template: str, values: Sequence[str], point: str) -> str | Literal[False] | None:
-        """The same for a statement that returns something: its first value as text. None: it returned nothing."""
-        return self._last(types, template, values, point, commits=False)
-
-    def _last(
-        self, types: str, template: str, values: Sequence[str], point: str, commits: bool
-    ) -> str | Literal[False] | None:
         try:
             return self.session.send_last(types, template, values, commits, is_armed(point))
         except DataError as exc:

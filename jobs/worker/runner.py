@@ -129,7 +129,8 @@ class Runner:
         if not jobs:
             self.slot.rest(IDLE)
             return []
-        if self._claimer.may_find_more(jobs, self._asked) and woken != ONE * len(jobs):
+        is_more = len(jobs) == self._asked or self._claimer.may_find_more(jobs)
+        if is_more and woken != ONE * len(jobs):
             # Wake another process; not if this one has all jobs that it was woken for: other jobs have their wake-ups.
             self.wakeup.pass_on()
         return jobs

@@ -69,7 +69,7 @@ class AsyncRunner(Runner):
                 continue
             runs.append(run)
         self.slot.rest(IDLE)
-        return runs, self._claimer.may_find_more(jobs, self._asked)
+        return runs, len(jobs) == self._asked or self._claimer.may_find_more(jobs)
 
     def new_token(self) -> int:
         """A renewed token: a body that cannot roll back must not run under a claim that a crash may forget."""

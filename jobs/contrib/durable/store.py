@@ -102,8 +102,9 @@ def write_done(
     said = quoted(step.name), quoted(str(step.kind)), json_literal(step.result), quoted(step.key)
     last = json_literal(step.on_cancel), f"{took:.6f}", f"'{deadline.isoformat()}'" if deadline else "NULL"
     if not takes:
-        return bool(at.write_last(_TYPES, _DONE, (*own, *said, *last), "before_step"))
-    if (payload := at.ask_last(_TYPES, _taking(_DONE), (*own, *said, *last), "before_step")) is None:
+        return at.write_last(_TYPES, _DONE, (*own, *said, *last), "before_step") is not False
+    payload = at.write_last(_TYPES, _taking(_DONE), (*own, *said, *last), "before_step", commits=False)
+    if payload is None:
         raise Gone(step.key)
     step.result = json.loads(payload or "null")
     return payload is not False

@@ -54,9 +54,9 @@ class FairClaimer(claims.Claimer):
         #: The tasks that the last claim left out, and those to which it was limited.
         self._without: dict[tuple[str, str], Any] = {}
 
-    def may_find_more(self, jobs: Sequence[Any], asked: int) -> bool:
+    def may_find_more(self, jobs: Sequence[Any]) -> bool:
         # Each key gave its share, and some keys may have more jobs.
-        return super().may_find_more(jobs, asked) or len({job.fair_key for job in jobs}) > 1
+        return len({job.fair_key for job in jobs}) > 1 or super().may_find_more(jobs)
 
     def take(self, using: str, claim: Claim) -> list[Job]:
         queue, now = claim.queue, time.monotonic()

@@ -125,10 +125,10 @@ class LimitedClaimer(claims.Claimer):
             if job.limit_key is not None:
                 self._left[str(job._state.db)].add(job.limit_key)
 
-    def may_find_more(self, jobs: Sequence[Job], asked: int) -> bool:
+    def may_find_more(self, jobs: Sequence[Job]) -> bool:
         # A claim takes one job of a limit. With a single slot the next job waits for the end of this one.
         tasks = limits.in_force(self.app or celery_app()).tasks
-        return super().may_find_more(jobs, asked) or any(tasks.get(job.task, Limit(1)).slots != 1 for job in jobs)
+        return any(tasks.get(job.task, Limit(1)).slots != 1 for job in jobs) or super().may_find_more(jobs)
 
     def take(self, using: str, claim: Claim) -> list[Job]:
         known, spot = limits.in_force(self.app or celery_app()), (using, claim.queue)

@@ -11,7 +11,8 @@ from jobs.store.sessions import has_begun
 
 class Sparing(PostgreSQL):
     def prepare_body(self) -> None:
-        spare_savepoints(self.connection)
+        if not hasattr(self.connection, "_jobs_spared"):
+            spare_savepoints(self.connection)
         super().prepare_body()
 
 
@@ -21,8 +22,6 @@ def spare_savepoints(connection: Any) -> None:
     A body often has ``with transaction.atomic():`` around it. The run has its transaction already, so this would be a
     savepoint, and cost two round trips. The three hooks are methods that Django's database backends override.
     """
-    if hasattr(connection, "_jobs_spared"):
-        return
     spared = connection._jobs_spared = set()
     save, roll_back, release = connection._savepoint, connection._savepoint_rollback, connection._savepoint_commit
 
