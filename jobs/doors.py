@@ -55,9 +55,13 @@ class Extension:
 
     #: Replacements for parts of the core, or of another extension: the path of a class or function there, and the path
     #: of its replacement. If several extensions replace one class, a class is made that inherits from all replacements.
+    #: A function can be replaced by one extension only, and so can a class for which it has a function.
     instead: Mapping[str, str] = {}
 
     # A job's row
+
+    #: Stores of databases that the core does not know: the vendor as Django names it, and the path of a ``Store``.
+    stores: Mapping[str, str] = {}
 
     def inserting(self, jobs: list[Any], using: str) -> None:
         """Jobs are about to be inserted into the caller's transaction: change them, or raise. It sees each call."""

@@ -163,6 +163,8 @@ def instead(own: Any) -> Any:
     """
     name = f"{own.__module__}.{own.__name__}"
     found = [import_string(part[name]) for part in through("instead") if name in part]
+    if len(found) > 1 and not all(isinstance(each, type) for each in found):
+        raise TypeError(f"{len(found)} extensions replace {name}, and of several only classes can be made one")
     return type(own.__name__, tuple(found), {}) if len(found) > 1 else (found or [own])[0]
 
 

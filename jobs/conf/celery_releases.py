@@ -1,4 +1,4 @@
-"""What differs between the releases of Celery, kombu and billiard that jobs runs with, in one place."""
+"""What differs between the releases of Celery, kombu and billiard that jobs runs with, in the core."""
 
 from __future__ import annotations
 

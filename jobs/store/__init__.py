@@ -13,6 +13,7 @@ from typing import Any
 from django.db import connections, router
 from django.db.backends.signals import connection_created
 from django.db.models.signals import post_migrate
+from django.utils.module_loading import import_string
 
 from jobs import extensions
 from jobs.conf import conf
@@ -45,4 +46,6 @@ def _complete(app_config: Any, using: str, **kwargs: Any) -> None:
 @cache
 def of(using: str) -> Store:
     """The store of a database, by its alias."""
-    return extensions.instead(_KINDS.get(connections[using].vendor, Store))(using)
+    vendor = connections[using].vendor
+    kind = import_string(path) if (path := extensions.merged("stores").get(vendor)) else _KINDS.get(vendor, Store)
+    return extensions.instead(kind)(using)

@@ -71,7 +71,8 @@ class Claim(NamedTuple):
     without: Sequence[str] = ()
     after: tuple[Any, ...] = ()
     only: Sequence[str] = ()
-    #: An extension that says which ready rows come first, instead of the queue's order: ``first`` or ``free``.
+    #: An extension that says which ready rows come first, instead of the queue's order: ``first`` or ``free``
+    #: (under limits ``window`` or ``pick``).
     order: Any = None
 
 
@@ -98,7 +99,8 @@ class Seen(NamedTuple):
 def owned(job: Job) -> QuerySet[Job]:
     """The fence: the job's row, as long as it belongs to this run. A zombie (another run has the job) finds no row.
 
-    The hot statements have it in their own SQL: ``SUCCEED`` and ``SUCCEED_ALL`` of PostgreSQL, ``_SUCCEED`` of SQLite.
+    The hot statements have it in their own SQL: ``SUCCEED`` and ``SUCCEED_ALL`` of PostgreSQL, ``_SUCCEED`` of SQLite,
+    and extensions have theirs.
     """
     return Job.objects.using(job._state.db).filter(pk=job.pk, state=State.RUNNING, lease=job.lease, token=job.token)
 

@@ -232,7 +232,6 @@ class PostgreSQL(base.Store):
     # A run
 
     def succeed(self, job: Job, result: Any, runtime: float, is_synced: bool = True) -> bool:
-        """If the transaction is the body's own, the COMMIT is sent in the same message to the server."""
         values = json_literal(result), f"{runtime:.6f}", f"'{job.pk}'", str(job.lease), str(job.token)
         template = SUCCEED if is_synced else RELAXED
         return self.write_last(_SUCCEED_TYPES, template, values, "after_completion") is not False

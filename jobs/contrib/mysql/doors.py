@@ -4,4 +4,4 @@ from jobs.doors import Extension
 
 
 class MySQL(Extension):
-    instead = {"jobs.store.base.Store": "jobs.contrib.mysql.store.store_of"}
+    stores = {"mysql": "jobs.contrib.mysql.store.MySQL"}

@@ -11,7 +11,7 @@ from functools import partial
 from hashlib import sha256
 from typing import Any
 
-from django.db import OperationalError, connections, transaction
+from django.db import OperationalError, transaction
 from django.db.models import CharField, Index, Q, UniqueConstraint
 from django.db.models.expressions import RawSQL
 
@@ -53,10 +53,6 @@ SESSIONS = "SELECT id FROM information_schema.processlist WHERE id IN ({ids}) AN
 #: The sessions that are in a transaction. The server shows them only to a login with the privilege PROCESS.
 BUSY = "SELECT trx_mysql_thread_id FROM information_schema.innodb_trx"
 NOT_ALLOWED = 1227
-
-
-def store_of(using: str) -> base.Store:
-    return MySQL(using) if connections[using].vendor == "mysql" else base.Store(using)
 
 
 class MySQL(base.Store):

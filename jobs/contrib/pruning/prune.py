@@ -1,4 +1,4 @@
-"""Delete jobs that ended long ago, in batches: only ended jobs, and no job whose result other jobs may replay."""
+"""Delete expired markers, and jobs that ended long ago, in batches; no job whose result other jobs may replay."""
 
 import math
 import time

@@ -1,7 +1,7 @@
 """The private names of Celery, kombu, billiard and Django that ``jobs`` uses: where, and what for.
 
 A minor release may change any of them. At its start a worker checks that each still exists, with the parameters that
-we rely on, and does not start otherwise. One of psycopg's is used if it is there (``store/postgresql.py``).
+we rely on, and does not start otherwise. Two of psycopg's are used if they are there (``contrib/psycopg3``).
 """
 
 import inspect
