@@ -58,10 +58,10 @@ class Extension:
     #: A function can be replaced by one extension only, and so can a class for which it has a function.
     instead: Mapping[str, str] = {}
 
-    # A job's row
-
     #: Stores of databases that the core does not know: the vendor as Django names it, and the path of a ``Store``.
     stores: Mapping[str, str] = {}
+
+    # A job's row
 
     def inserting(self, jobs: list[Any], using: str) -> None:
         """Jobs are about to be inserted into the caller's transaction: change them, or raise. It sees each call."""

@@ -33,6 +33,7 @@ def make(job: Job, task: Any, app: Celery, hostname: str, run: Run | None = None
     headers = headers_of(job, app, options, task)
     own, reply_to, priority = options.get("headers"), options.get("reply_to", ""), job.priority or 0
     own = decoded(own) if own else {}
+    # A run may read what only it may see.
     before = current.set(run or current.get())
     try:
         contents = given(job)

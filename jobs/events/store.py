@@ -141,10 +141,10 @@ def release_first(using: str, key: str) -> str | None:
 
 
 def _release_postgresql(using: str, key: str) -> str | None:
-    """In one message to the server. The second statement sees what was committed before it got the lock."""
+    """In one transaction. The second statement sees what was committed before the first one got the lock."""
     name = quoted(key)
     lock, release = _LOCK.format(keys=f"ARRAY[{name}]"), RELEASE.format(key=name, now="statement_timestamp()")
-    return session_of(using).send(lock, release)
+    return session_of(using).send(f"{lock}; {release}")
 
 
 def _release_mysql(using: str, key: str) -> str | None:

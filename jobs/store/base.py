@@ -346,10 +346,7 @@ class Store:
         return rows.get_or_create(key=key, kind=kind, defaults=values)[1]
 
     def lock_names(self, names: Collection[str]) -> None:
-        """Lock these names until this transaction ends; wait while another transaction has locked one of them.
-
-        It does nothing where the database has one writer.
-        """
+        """Lock these names until this transaction ends. It does nothing where the database has one writer."""
 
     # The clock
 

@@ -232,17 +232,6 @@ def patiently(alias: str, action: Callable[[], T]) -> T:
         return action()
 
 
-def revive(alias: str) -> None:
-    """Drop a connection that was ended while nothing used it, before a transaction begins that cannot be tried again.
-
-    The server does that, or a pooler, or a machine between. Call it after a wait: it asks the server.
-    """
-    connection = connections[alias]
-    is_free = connection.connection is not None and not connection.in_atomic_block
-    if is_free and connection.get_autocommit() and not connection.is_usable():
-        drop(alias)
-
-
 def again_if_moved(using: str, action: Callable[[], T], is_one: bool = False) -> T:
     """Call ``action`` in a savepoint, and again if PostgreSQL says that a row which it was to lock has moved.
 

@@ -45,16 +45,20 @@ class Session:
     def notify(self, channel: str, payloads: Iterable[str]) -> None:
         self.fetch(NOTIFY.format("%s", "%s"), [channel, json.dumps([*payloads], ensure_ascii=False)])
 
-    def send(self, *statements: str) -> str | None:
-        """Execute statements without values. Returns the first value that the last one found, which is text."""
-        row = None
-        for sql in statements:
-            with self._executed(sql, None) as cursor:
-                row = cursor.fetchone() if cursor.description else None
-        return row and row[0]
+    def send(self, sql: str) -> str | None:
+        """Execute statements without values, in one message and one transaction; returns a value of the last, as text.
+
+        A statement has to make text of JSON itself.
+        """
+        with self._executed(sql, None) as cursor:
+            # Psycopg 3 begins with what the first one found, and psycopg2 has nothing but what the last one found.
+            while databases.has_libpq(self.connection) and cursor.nextset():
+                pass
+            row = cursor.fetchone() if cursor.description else None
+            return None if row is None or row[0] is None else str(row[0])
 
     def send_last(self, types: str, template: str, values: Sequence[str], commits: bool, is_held: bool) -> str | None:
-        """The same for the last statement of a transaction, which may commit it then, or together with the statement.
+        """Execute the last statement of a transaction. A session may send the COMMIT with it; this one does not.
 
         Parameters:
             template: the statement, with places for the values, which are literals of these ``types``.
@@ -69,7 +73,7 @@ def session_of(using: str) -> Session:
     if connection.connection is None:
         connection.ensure_connection()
     session: Session | None = getattr(connection, "_jobs_session", None)
-    # With a pool of Django's both may have been together before, and apart meanwhile.
+    # A pool of Django's may have given this wrapper another connection, or this connection to another wrapper.
     if session is None or session.raw is not connection.connection or session.connection is not connection:
         with connection.wrap_database_errors:
             session = connection._jobs_session = extensions.instead(Session)(connection)

@@ -15,7 +15,7 @@ from tests.helpers import driver
 from tests.helpers.concurrency import Elsewhere, cut
 
 #: What goes past Django's cursor.
-PAST = "_send", "fetch", "execute", "insert"
+PAST = ("_send", "fetch", "execute", "insert") if driver.IS_3 else ("send", "fetch", "execute")
 
 
 def cut_everywhere(action: Callable[[], Any], is_told: bool = True) -> Iterator[int]:

@@ -189,8 +189,9 @@ def statements_of(action) -> list[str]:
     with CaptureQueriesContext(connection) as queries, pytest.MonkeyPatch.context() as patch:
         if connection.vendor == "postgresql":
             kind = driver.session_class()
-            send = kind.send
-            patch.setattr(kind, "send", lambda session, *sql: (asked.extend(sql), send(session, *sql))[1])
+            name = "_send" if hasattr(kind, "_send") else "send"
+            send = getattr(kind, name)
+            patch.setattr(kind, name, lambda session, sql: (asked.append(sql), send(session, sql))[1])
         action()
     asked += [query["sql"] for query in queries]
     return [sql for sql in asked if "jobs_job" in sql and sql.lstrip().startswith(("SELECT", "UPDATE", "WITH"))]

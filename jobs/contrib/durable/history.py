@@ -38,6 +38,7 @@ from jobs.contrib.durable.models import Step
 from jobs.contrib.durable.store import Gone, steps, take, write_done
 from jobs.contrib.passing.backoff import may_pass, of_the_table, says_how_to_retry
 from jobs.contrib.results.endings import exception_of, instead_of
+from jobs.contrib.sessions.links import revive
 from jobs.contrib.waking.waking import suspend, wake
 from jobs.errors import Busy, Cancel, EffectParked, LostLease, NotSettled
 from jobs.execution import finish
@@ -256,8 +257,8 @@ class History:
         if self.suspended is not None:
             # The body has caught what ended the run.
             raise self.suspended
-        if not isinstance(name, str) or not 0 < len(name) <= 240 or "#" in name:
-            raise ValueError(f"a step needs a name of 1 to 240 characters without #, and not {name!r}")
+        if not isinstance(name, str) or not 0 < len(name) <= 240 or {"#", "\0"} & {*name}:
+            raise ValueError(f"a step needs a name of 1 to 240 characters without # and NUL, and not {name!r}")
         if self.is_in_step or _in_awaited_step.get():
             raise RuntimeError(f"{name!r} is inside of another step, which is kept as one: call one after the other")
         if databases.in_transaction(self.using):
@@ -289,7 +290,7 @@ class History:
     def _revive(self) -> None:
         """Before a transaction: the body, or what it awaited, may have taken long."""
         if time.monotonic() - self._used_at > TRUSTED:
-            databases.revive(self.using)
+            revive(self.using)
         self._used_at = time.monotonic()
 
     def _is_over(self, row: Any) -> bool:

@@ -47,7 +47,7 @@ class Preparing(Session):
         if self.is_direct and self.raw.prepare_threshold is None:
             # Django makes psycopg prepare nothing at all; now it prepares where ``prepare=`` asks for it.
             self.raw.prepare_threshold = sys.maxsize
-        self._plan_at = 0.0
+        self._plan_at = time.monotonic() + PLANNED
         self._prepared = 0
 
     def fetch(self, sql: str, values: Any = None) -> list[Any]:
@@ -104,26 +104,26 @@ class Preparing(Session):
             names[key] = name
         return str(name.decode())
 
-    def send(self, *statements: str) -> str | None:
-        """In one message. Outside of psycopg's cursor nothing begins a transaction that Django has announced."""
-        begin = "BEGIN; " if self.connection.in_atomic_block and not has_begun(self.connection) else ""
+    def send(self, sql: str) -> str | None:
+        """By libpq itself: psycopg's cursor takes five times as long. But only that begins an announced transaction."""
+        if not self.raw.autocommit and not has_begun(self.connection):
+            return super().send(sql)
         with self.connection.wrap_database_errors:
-            return self._send(begin + "; ".join(statements))
+            return self._send(sql)
 
     def send_last(self, types: str, template: str, values: Sequence[str], commits: bool, is_held: bool) -> str | None:
         """If the transaction is the body's own, the COMMIT is in the same message."""
-        connection, begin, commit = self.connection, "", ""
+        connection, begun = self.connection, has_begun(self.connection)
         # Inside a savepoint the transaction is not the body's own.
         is_own = connection.in_atomic_block and not connection.savepoint_ids and not is_held
-        if has_begun(connection):
-            commit = "; COMMIT" if is_own and commits else ""
-        elif connection.in_atomic_block and not is_own:
-            # Else the body executed nothing, and the statement commits by itself; the server would warn of a COMMIT.
-            begin = "BEGIN; "
+        if not begun and not is_own and not self.raw.autocommit:
+            # In a savepoint that is the first of its transaction.
+            return super().send(template.format(*values))
         with connection.wrap_database_errors:
             name = self.prepared(_typed(types, template))
             sql = f"EXECUTE {name}({', '.join(values)})" if name else template.format(*values)
-            return self._send(begin + sql + commit)
+            # After a body that executed nothing the statement commits by itself. The server would warn of a COMMIT.
+            return self._send(sql + ("; COMMIT" if begun and is_own and commits else ""))
 
     def _send(self, sql: str) -> str | None:
         """By libpq itself. Raises the same errors as psycopg."""

@@ -1,7 +1,5 @@
 """A savepoint at the very start of a transaction of PostgreSQL is not sent: it would cost two round trips."""
 
-PART_OF = ("jobs.contrib.psycopg3",)
-
 PRIVATE = """
 django.db.backends.base.base:BaseDatabaseWrapper._savepoint self sid | savepoints/store.py: the first one is not sent
 django.db.backends.base.base:BaseDatabaseWrapper._savepoint_commit self sid | savepoints/store.py: the same

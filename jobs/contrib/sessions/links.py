@@ -9,6 +9,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
 from jobs.conf import conf
+from jobs.store import databases
 
 #: Options of a worker's connections to PostgreSQL (libpq): it notices a dead link in about 20 seconds, and not in
 #: hours. The project's settings win. ``tcp_user_timeout`` is in milliseconds, the rest in seconds.
@@ -33,3 +34,14 @@ def _watch_from_the_server(connection: BaseDatabaseWrapper, **kwargs: Any) -> No
         calls = [f"set_config('tcp_{name}', '{value}', false)" for name, value in values.items()]
         with connection.cursor() as cursor:
             cursor.execute(f"SELECT {', '.join(calls)}")
+
+
+def revive(alias: str) -> None:
+    """Drop a connection that was ended while nothing used it, before a transaction begins that cannot be tried again.
+
+    The server does that, or a pooler, or a machine between. Call it after a wait: it asks the server.
+    """
+    connection = connections[alias]
+    is_free = connection.connection is not None and not connection.in_atomic_block
+    if is_free and connection.get_autocommit() and not connection.is_usable():
+        databases.drop(alias)

@@ -36,7 +36,13 @@ def wake_first(using: str, what: str, columns: Mapping[str, Any], told: tuple[st
     if told is not None:
         values |= {"channel": told[0], "told": told[1]}
     sql = wake_sql(columns, at.connection.get_autocommit(), told is not None)
-    return next((queue for queue, *_ in at.session.fetch(sql, values)), None)
+    connection = at.connection
+    # Without a session a connection has executed little. And Django's own cursor shows what it executes.
+    if hasattr(connection, "_jobs_session") and not (connection.queries_logged or connection.execute_wrappers):
+        return next((queue for queue, *_ in at.session.fetch(sql, values)), None)
+    with connection.cursor() as cursor:
+        cursor.execute(sql, values)
+        return next((queue for queue, *_ in cursor.fetchall()), None)
 
 
 def wake_sql(columns: Mapping[str, Any], is_alone: bool, tells: bool) -> str:

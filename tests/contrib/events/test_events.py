@@ -454,6 +454,23 @@ def test_one_that_is_tried_again_is_not_let_in_beside_the_one_that_just_was():
     assert out() == [second.pk]
 
 
+def test_a_release_that_waits_for_a_row_keeps_others_out():
+    """Race: a job comes to the head of the line meanwhile. Without the lock both would let one in."""
+    if connection.vendor != "postgresql":
+        pytest.skip("PostgreSQL says who waits")
+    waiting = {"order_key": "k", "run_at": "9999-01-01T00:00:00Z"}
+    row = Job.objects.filter(pk=make("scheduled", order_position=5, **waiting).pk)
+    locks = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+    with open_transaction(lambda: row.update(priority=1), commits=False):
+        one = Elsewhere(lambda: order.release("default", ["k"]))
+        wait_for(lambda: databases.ask("default", locks) == [(1,)], 20, "it waits for the row")
+        make("scheduled", order_position=1, **waiting)
+        two = Elsewhere(lambda: order.release("default", ["k"]))
+        wait_for(lambda: databases.ask("default", locks) == [(2,)] or two.outcome, 20, "the other one waits for it")
+    assert one.result() + two.result() == 1
+    assert Job.objects.filter(order_key="k", state="ready").count() == 1
+
+
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_retry_by_hand_waits_for_its_turn_and_is_the_next(which):
     jobs = in_line()

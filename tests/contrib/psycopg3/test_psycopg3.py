@@ -48,7 +48,7 @@ def test_the_insert_of_a_connection_that_calls_often_is_prepared():
 
 def test_it_begins_the_transaction_that_django_has_announced():
     with transaction.atomic():
-        assert session_of("default").send("SELECT 1", "SELECT 'a'") == "a"
+        assert session_of("default").send("SELECT 1; SELECT 'a'") == "a"
         assert has_begun(connection)
         session_of("default").send("SET LOCAL application_name = 'mine'")
     assert session_of("default").send("SHOW application_name") != "mine"

@@ -7,6 +7,7 @@ from celery import shared_task
 from django.db import connection, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
+from jobs import store
 from jobs.contrib.savepoints.store import spare_savepoints
 from jobs.models import Node
 from tests.helpers.harness import deliver
@@ -16,7 +17,8 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 
 @pytest.fixture(autouse=True)
 def _spared():
-    spare_savepoints(connection)
+    if not hasattr(connections["default"], "_jobs_spared"):
+        spare_savepoints(store.of("default"))
 
 
 def make(name: str) -> None:

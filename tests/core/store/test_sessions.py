@@ -7,7 +7,6 @@ from django.db import DataError, connection, transaction
 
 from jobs.store.postgresql import json_literal
 from jobs.store.sessions import Session, has_begun, literal, quoted, session_of
-from tests.helpers import driver
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 
@@ -23,7 +22,6 @@ def session():
 def test_a_connection_keeps_its_session(session):
     kept = session_of("default")
     assert isinstance(kept, Session)
-    assert (type(kept) is Session) == driver.is_plain()
     assert session_of("default") is kept
     assert session.backend == kept.backend == connection.connection.info.backend_pid
     connection.close()
@@ -37,7 +35,8 @@ def test_it_takes_values_and_returns_rows_and_numbers(session):
 
 def test_it_returns_the_first_value_of_statements_in_which_values_are_literals(session):
     text = "it's \\ 100%"
-    assert session.send("SELECT 1", f"SELECT {quoted(text)}, 2") == text
+    assert session.send(f"SELECT 1; SELECT {quoted(text)}, 2") == text
+    assert session.send("SELECT 1; SELECT 2") == "2"
     assert session.send(f"SELECT {json_literal([text])}::json ->> 0") == text
     assert session.fetch(f"SELECT {literal(text)}, %s", [1]) == [(text, 1)]
     assert session.send("SELECT NULL") is None
@@ -54,6 +53,14 @@ def test_it_is_part_of_the_transaction(session):
         assert not has_begun(connection)
         session.send("SELECT 1")
         assert has_begun(connection)
+
+
+def test_what_is_sent_together_is_one_transaction(session):
+    """A lock that the first statement takes is held while the second one runs."""
+    locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"
+    for each in (session, session_of("default")):
+        assert each.send(f"SELECT pg_advisory_xact_lock(7); {locks}") == "1"
+        assert each.send(locks) == "0"
 
 
 def test_it_notifies(session):
