@@ -537,6 +537,17 @@ def test_a_deploy_may_take_out_rename_and_reorder_steps():
     assert Step.objects.filter(name="c", state="done").exists()
 
 
+@pytest.mark.parametrize("name", ["", "a" * 241, "a#2", "a\0b", 5])
+def test_a_name_that_no_step_can_have_is_refused(name):
+    @shared_task(bind=True, durable=True, name="tests.durable.odd_name")
+    def odd_name(self):
+        self.step(name, str)
+
+    odd_name.delay()
+    with pytest.raises(ValueError, match="a step needs a name of 1 to 240 characters"):
+        run_jobs()
+
+
 def test_another_kind_of_step_under_the_same_name_is_refused():
     kind = "step"
 
