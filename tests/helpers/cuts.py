@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from tests.helpers import driver
 from tests.helpers.concurrency import Elsewhere, cut
 
 #: What goes past Django's cursor.
-PAST = ("_send", "fetch", "execute", "insert") if driver.IS_3 else ("send", "fetch", "execute")
+PAST = "_send", "send", "fetch", "execute", "insert"
 
 
 def cut_everywhere(action: Callable[[], Any], is_told: bool = True) -> Iterator[int]:
@@ -62,7 +63,7 @@ def _attempt(action: Callable[[], Any], reach: Callable[[], None]) -> None:
         connection._commit = reached(commit)
         with ExitStack() as stack:
             patch = stack.enter_context(pytest.MonkeyPatch.context())
-            for name in PAST:
+            for name in filter(partial(hasattr, session), PAST):
                 patch.setattr(session, name, reached(getattr(session, name)))
             stack.enter_context(connection.execute_wrapper(lambda execute, *given: reached(execute)(*given)))
             action()

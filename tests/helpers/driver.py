@@ -56,10 +56,10 @@ def executed(monkeypatch: Any) -> Iterator[list[str]]:
         return noted
 
     places: list[tuple[Any, str]]
-    if IS_3:
-        places = [(psycopg.Cursor, "execute"), (session_class(), "_send")]
-    else:
+    if has_plain_session():
         places = [(session_class(), "_executed"), (CursorWrapper, "execute")]
+    else:
+        places = [(psycopg.Cursor, "execute"), (session_class(), "_send")]
     with monkeypatch.context() as patch:
         for owner, name in places:
             patch.setattr(owner, name, note(getattr(owner, name)))
@@ -86,7 +86,12 @@ def is_plain() -> bool:
     return connection.vendor == "postgresql" and not IS_3
 
 
+def has_plain_session() -> bool:
+    """Whether no extension makes more of the connection: it does of psycopg 3's."""
+    return connection.vendor == "postgresql" and session_class() is sessions.Session
+
+
 def prepares() -> None:
-    """For tests of what psycopg2 does not do."""
-    if is_plain():
-        pytest.skip("psycopg2 prepares nothing, and has no pipelines")
+    """For tests of what only an extension does with psycopg 3."""
+    if has_plain_session():
+        pytest.skip("a plain session prepares nothing, and has no pipelines")

@@ -260,7 +260,7 @@ def adds(self, key):
 @pytest.mark.database
 @pytest.mark.parametrize("atomic", [True, False])
 def test_a_success_whose_answer_is_lost_is_told_as_one(monkeypatch, atomic):
-    if atomic and (connection.vendor != "postgresql" or driver.is_plain()):
+    if atomic and (connection.vendor != "postgresql" or driver.has_plain_session()):
         pytest.skip("the completion is committed by a statement of its own")
     told = []
     hear = lambda job, action: told.append((action, job.state, job.result, job.finished_at is None))  # noqa: E731
