@@ -7,6 +7,7 @@ They come from the source distribution of Django; its stand-ins for a queue are 
 from __future__ import annotations
 
 import re
+import signal
 import sys
 import unittest
 
@@ -101,11 +102,14 @@ def outcomes(tmp_path) -> dict[str, str]:
             text = re.sub(old, new, text)
         path.write_text(text)
     sys.path.insert(0, str(tests))
+    # One test raises it. The shell, or an earlier test, may have left another handler.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         loaded = unittest.defaultTestLoader.loadTestsFromNames([f"tasks.{name}" for name in MODULES])
         found = {_name(test): "" for module in loaded for case in module for test in case}
         loaded.run(result := unittest.TestResult())
     finally:
+        signal.signal(signal.SIGINT, before)
         sys.path.remove(str(tests))
         for name in [name for name in _known if name.startswith("tasks.")]:
             del _known[name], current_app.tasks[name]
