@@ -13,7 +13,7 @@ from jobs import extensions
 from jobs.store import databases
 
 #: The statement's text is always the same: ``pg_stat_statements`` keeps each text of a NOTIFY.
-NOTIFY = "SELECT pg_notify({}, told) FROM json_array_elements_text({}) AS told"
+NOTIFICATION = "SELECT pg_notify({}, told) FROM json_array_elements_text({}) AS told"
 
 
 class Session:
@@ -43,7 +43,7 @@ class Session:
             return int(cursor.rowcount)
 
     def notify(self, channel: str, payloads: Iterable[str]) -> None:
-        self.fetch(NOTIFY.format("%s", "%s"), [channel, json.dumps([*payloads], ensure_ascii=False)])
+        self.fetch(NOTIFICATION.format("%s", "%s"), [channel, json.dumps([*payloads], ensure_ascii=False)])
 
     def send(self, sql: str) -> str | None:
         """Execute statements without values, in one message and one transaction; returns a value of the last, as text.

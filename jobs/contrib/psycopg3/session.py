@@ -10,9 +10,9 @@ from functools import cache
 from typing import Any
 
 from jobs.store import databases
-from jobs.store.sessions import NOTIFY, Session, has_begun
+from jobs.store.sessions import NOTIFICATION, Session, has_begun
 
-_NOTIFY = NOTIFY.format("$1", "$2").encode()
+_NOTIFY = NOTIFICATION.format("$1", "$2").encode()
 
 #: Seconds for which the server keeps its plans: a plan made for an empty table would read all of a full one.
 PLANNED = 1.0
