@@ -298,7 +298,8 @@ def call_body(run: Run, args: Any, kwargs: Any) -> None:
     try:
         run.slot.enter(BODY)
         run.result = (run.body or run.task.own_call or run.task.run)(*args, **kwargs)
-        run.result = extensions.instead(returned)(run, run.result)
+        if run.result is not None or run.promised is not None:
+            run.result = extensions.instead(returned)(run, run.result)
     except Replaced as exc:
         run.replacement = exc.signature
     except NotHere as exc:
