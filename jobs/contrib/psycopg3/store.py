@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from jobs.contrib.psycopg3.session import Preparing
 from jobs.models import Job
 from jobs.store import databases
 from jobs.store.postgresql import PostgreSQL
@@ -23,8 +24,9 @@ class Prepared(PostgreSQL):
             return super().insert(job, columns, is_frozen)
         connection.validate_no_broken_transaction()
         values = [text_of(name, job.__dict__[name]) for name in columns]
-        session: Any = self.session
-        return int(session.insert(self.insert_sql(columns, is_frozen), values))
+        session = self.session
+        assert isinstance(session, Preparing)
+        return session.insert(self.insert_sql(columns, is_frozen), values)
 
     def _is_often(self) -> bool:
         if not databases.has_libpq(self.connection):
