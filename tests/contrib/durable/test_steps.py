@@ -537,9 +537,9 @@ def test_a_deploy_may_take_out_rename_and_reorder_steps():
     assert Step.objects.filter(name="c", state="done").exists()
 
 
-@pytest.mark.parametrize("name", ["", "a" * 241, "a#2", "a\0b", 5])
-def test_a_name_that_no_step_can_have_is_refused(name):
-    @shared_task(bind=True, durable=True, name="tests.durable.odd_name")
+@pytest.mark.parametrize(("number", "name"), enumerate(["", "a" * 241, "a#2", "a\0b", 5]))
+def test_a_name_that_no_step_can_have_is_refused(number, name):
+    @shared_task(bind=True, durable=True, name=f"tests.durable.odd_name_{number}")
     def odd_name(self):
         self.step(name, str)
 
