@@ -22,7 +22,7 @@ NO_ROOMS = {"migrations", "locale", "templates"}
 #: one to another.
 ROOMS, FLOORS, ARROWS = 27, 10, 116
 
-#: The lines of the core, a bit more than there are. It is to become less: 9,000 can be read in an afternoon.
+#: The lines of the core: so many can be read in an afternoon.
 CORE = 9_000
 
 

@@ -46,6 +46,30 @@ def test_the_insert_of_a_connection_that_calls_often_is_prepared():
     assert Job.objects.count() == OFTEN + 2
 
 
+def test_a_new_connection_asks_for_nothing_that_it_does_not_need(monkeypatch):
+    """Many projects open a connection for each request."""
+    connections["default"].close()
+    vars(connections["default"]).pop("_jobs_session", None)
+    with transaction.atomic():
+        tasks.noop.delay()
+        assert not hasattr(connections["default"], "_jobs_session"), "a call is one statement"
+    with driver.executed(monkeypatch) as asked:
+        connections["default"].close()
+        session_of("default").fetch("SELECT 1")
+    assert not [sql for sql in asked if "DISCARD" in sql], "it has no plans yet"
+
+
+def test_the_transaction_that_it_begins_has_the_isolation_of_the_connection():
+    connection.ensure_connection()
+    raw, before = connection.connection, connection.connection.isolation_level
+    raw.isolation_level = driver.psycopg.IsolationLevel.SERIALIZABLE
+    try:
+        with transaction.atomic():
+            assert session_of("default").send("SHOW transaction_isolation") == "serializable"
+    finally:
+        raw.isolation_level = before
+
+
 def test_it_begins_the_transaction_that_django_has_announced():
     with transaction.atomic():
         assert session_of("default").send("SELECT 1; SELECT 'a'") == "a"

@@ -7,6 +7,7 @@ from django.db import DataError, connection, transaction
 
 from jobs.store.postgresql import json_literal
 from jobs.store.sessions import Session, has_begun, literal, quoted, session_of
+from tests.helpers import driver
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 
@@ -64,4 +65,10 @@ def test_what_is_sent_together_is_one_transaction(session):
 
 
 def test_it_notifies(session):
+    heard: list[str] = []
+    if driver.IS_3:
+        session.raw.add_notify_handler(lambda note: heard.append(note.payload))
+    session.send("LISTEN jobs_test")
     session.notify("jobs_test", ["it's", "a \\ text"])
+    session.send("UNLISTEN jobs_test")
+    assert heard + ([] if driver.IS_3 else [note.payload for note in session.raw.notifies]) == ["it's", "a \\ text"]
